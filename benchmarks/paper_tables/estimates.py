@@ -28,12 +28,10 @@ def average_results(results: Sequence[Result], task: str) -> Result:
         for name, of_task in result.values.items():
             if of_task:
                 values[name].append(list(of_task.values()))
-    joined = _joined(
-        results, task, {}, {name: mean_of_means(groups) for name, groups in values.items()}
-    )
-    return replace(
-        joined, fit_calls=max(one.fit_calls for one in results)
-    )  # one search may serve several tasks
+    estimates = {name: mean_of_means(groups) for name, groups in values.items()}
+    joined = _joined(results, task, {}, estimates)
+    # One search may serve several tasks.
+    return replace(joined, fit_calls=max(result.fit_calls for result in results))
 
 
 def over_seeds(results: Sequence[Result]) -> Result:
@@ -42,24 +40,24 @@ def over_seeds(results: Sequence[Result]) -> Result:
     Args:
         results (`Sequence[Result]`): One result for each seed, on the same questions.
     """
-    names = results[0].estimates
-    means = {
-        name: [mean.mean for result in results if (mean := result.estimates.get(name)) is not None]
-        for name in names
-    }
-    values = {
-        name: {
-            place: fmean(
-                one.values[name][place] for one in results if place in one.values.get(name, {})
-            )
-            for place in sorted({place for one in results for place in one.values.get(name, {})})
+    # Each question's mean over the seeds that have a value for it.
+    values = {}
+    for name in results[0].values:
+        values_of_questions: dict[int, list[float]] = defaultdict(list)
+        for result in results:
+            for question, value in result.values.get(name, {}).items():
+                values_of_questions[question].append(value)
+        values[name] = {
+            question: fmean(values_of_questions[question])
+            for question in sorted(values_of_questions)
         }
-        for name in results[0].values
-    }
-    estimates = {
-        name: seed_interval(of_seeds) if len(of_seeds) > 1 else None
-        for name, of_seeds in means.items()
-    }
+
+    # The interval over the seeds' means.
+    estimates: dict[str, Estimate | None] = {}
+    for name in results[0].estimates:
+        estimates_of_seeds = [result.estimates.get(name) for result in results]
+        means = [estimate.mean for estimate in estimates_of_seeds if estimate is not None]
+        estimates[name] = seed_interval(means) if len(means) > 1 else None
     return _joined(results, results[0].task, values, estimates)
 
 
@@ -69,19 +67,23 @@ def _joined(
     values: dict[str, dict[int, float]],
     estimates: dict[str, Estimate | None],
 ) -> Result:
+    ungraded = {}
+    for name in estimates:
+        ungraded[name] = sum(result.ungraded.get(name, 0) for result in results)
     return Result(
         system=results[0].system,
         task=task,
         values=values,
         estimates=estimates,
         answers=sum(result.answers for result in results),
-        failed=sum(one.failed for one in results),
-        ungraded={name: sum(one.ungraded.get(name, 0) for one in results) for name in estimates},
-        fit_calls=sum(one.fit_calls for one in results),
-        **{
-            name: fmean(getattr(one, name) for one in results)
-            for name in ("calls", "tokens", "worth_usd", "cost_usd", "seconds")
-        },
+        failed=sum(result.failed for result in results),
+        ungraded=ungraded,
+        fit_calls=sum(result.fit_calls for result in results),
+        calls=fmean(result.calls for result in results),
+        tokens=fmean(result.tokens for result in results),
+        worth_usd=fmean(result.worth_usd for result in results),
+        cost_usd=fmean(result.cost_usd for result in results),
+        seconds=fmean(result.seconds for result in results),
     )
 
 
@@ -112,10 +114,10 @@ def mean_of_means(
     """
     rng = np.random.default_rng(0)
     samples = [np.asarray(group, dtype=float) for group in groups]
-    draws = [
-        [sample[rng.integers(0, sample.size, sample.size)].mean() for sample in samples]
-        for _ in range(n_resamples)
-    ]
+    draws = []
+    for _ in range(n_resamples):
+        resamples = [sample[rng.integers(0, sample.size, sample.size)] for sample in samples]
+        draws.append([resample.mean() for resample in resamples])
     low, high = np.quantile(np.mean(draws, axis=1), [0.5 - level / 2, 0.5 + level / 2])
     return Estimate(fmean(map(fmean, groups)), float(low), float(high), sum(map(len, groups)))
 
@@ -149,7 +151,9 @@ def wald_of(result: Result) -> Estimate | None:
     """The first metric with its Wald interval; `None` if it is no share of right answers, or missing."""
     metric = next(iter(result.values), "")
     scores = result.values.get(metric, {}).values()
-    return wald_interval(round(sum(scores)), len(scores)) if scores and metric in BINARY else None
+    if not scores or metric not in BINARY:
+        return None
+    return wald_interval(round(sum(scores)), len(scores))
 
 
 def wald_column(
@@ -161,17 +165,20 @@ def wald_column(
         results (`Sequence[Result]`): All of the table.
         marks (`dict`): For each system the names of its baselines.
     """
-    found = {(result.system, result.task): result for result in results}
+    by_system_and_task = {(result.system, result.task): result for result in results}
 
     def cell(result: Result) -> dict[str, str]:
         share = wald_of(result)
         names = marks.get(result.system, ())
         if share is None:
             return {"Wald": "–"}
-        others = [
-            wald_of(found[name, result.task]) for name in names if (name, result.task) in found
-        ]
-        earned = stars(share, [one for one in others if one is not None])
+        baselines = []
+        for name in names:
+            baseline = by_system_and_task.get((name, result.task))
+            estimate = wald_of(baseline) if baseline is not None else None
+            if estimate is not None:
+                baselines.append(estimate)
+        earned = stars(share, baselines)
         return {"Wald": f"{share.mean:.3f}{earned} [{share.low:.3f}, {share.high:.3f}]"}
 
     return cell

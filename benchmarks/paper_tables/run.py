@@ -101,11 +101,14 @@ def run_table(
         try:
             parts = []
             for seed in seeds or (None,):
-                own = config if seed is None else replace(config, seed=seed, runs=1)
-                where = folder if seed is None else folder / f"seed-{seed}"
-                shop = Workshop(own, models, where, cache, seed)
+                seed_config = config
+                seed_folder = folder
+                if seed is not None:
+                    seed_config = replace(config, seed=seed, runs=1)
+                    seed_folder = folder / f"seed-{seed}"
+                shop = Workshop(seed_config, models, seed_folder, cache, seed)
                 part = _evaluated(run, shop, tasks, lessons, sandbox, progress)
-                save_run(where, part)
+                save_run(seed_folder, part)
                 part.results += _averages(config, [task.name for task in tasks], part)
                 parts.append(part)
         except (EvaluationStopped, LLMError) as error:  # the latter of an optimiser
@@ -130,28 +133,26 @@ def _evaluated(
         if sandbox:
             from .sandbox import no_way_to_answer, stand_in
 
-            run.not_asked |= {
-                (system.name, task.name): why
-                for task in tasks
-                if (why := no_way_to_answer(system, task))
-            }
-            system = stand_in(
-                system, shop.folder if shop.seed is None else shop.folder.parent, shop.seed or 0
-            )
+            for task in tasks:
+                reason = no_way_to_answer(system, task)
+                if reason:
+                    run.not_asked[system.name, task.name] = reason
+            folder = shop.folder if shop.seed is None else shop.folder.parent
+            system = stand_in(system, folder, shop.seed or 0)
         for task in tasks:
             if (system.name, task.name) in run.not_asked:
                 continue
             try:
-                made = shop.make(system, task, lessons[task.name])
-            except Unavailable as reason:
+                answering = shop.make(system, task, lessons[task.name])
+            except Unavailable as error:
                 if system.name not in run.skipped:
-                    logger.warning("%s is left out: %s", system.name, reason)
-                run.skipped[system.name] = str(reason)
+                    logger.warning("%s is left out: %s", system.name, error)
+                run.skipped[system.name] = str(error)
                 continue
             if (system.name, task.name) in shop.notes:
                 run.notes[system.name, task.name] = shop.notes[system.name, task.name]
             part = evaluate_agent(
-                {system.name: made},
+                {system.name: answering},
                 [task],
                 n=None,
                 runs=config.runs,
@@ -167,46 +168,50 @@ def _evaluated(
 
 def _averages(config: TableConfig, tasks: Sequence[str], evaluation: Evaluation) -> list[Any]:
     """The rows of means over tasks, for systems that have a result on each task."""
-    named = dict(zip(config.tasks, tasks, strict=True))
+    task_of = dict(zip(config.tasks, tasks, strict=True))
+    results_of: dict[str, dict[str, Result]] = {}
+    for result in evaluation.results:
+        results_of.setdefault(result.system, {})[result.task] = result
     rows = []
-    for name, of in config.averages.items():
-        for system in dict.fromkeys(result.system for result in evaluation.results):
-            own = {result.task: result for result in evaluation.results if result.system == system}
-            if all(named[task] in own for task in of):
-                rows.append(average_results([own[named[task]] for task in of], name))
+    for name, names in config.averages.items():
+        averaged = [task_of[task] for task in names]
+        for results in results_of.values():
+            if all(task in results for task in averaged):
+                rows.append(average_results([results[task] for task in averaged], name))
     return rows
 
 
 def _together(parts: Sequence[Evaluation]) -> Evaluation:
     """The evaluations of several seeds as one; systems without a result for every seed are left out."""
-    found = [{(result.system, result.task): result for result in part.results} for part in parts]
-    whole = [key for key in found[0] if all(key in one for one in found)]
-    records = [record for part in parts for record in part.records]
-    return Evaluation([over_seeds([one[key] for one in found]) for key in whole], records)
+    results_of: dict[tuple[str, str], list[Result]] = {}
+    records: list[dict[str, Any]] = []
+    for part in parts:
+        records += part.records
+        for key, result in {
+            (result.system, result.task): result for result in part.results
+        }.items():
+            results_of.setdefault(key, []).append(result)
+    whole = [results for results in results_of.values() if len(results) == len(parts)]
+    return Evaluation([over_seeds(results) for results in whole], records)
 
 
 def _finish(
     run: TableRun, config: TableConfig, folder: Path, sandbox: bool, seeds: Sequence[int]
 ) -> None:
     """Comparisons, tables, pictures and the case."""
-    made = {result.system for result in run.evaluation.results}
+    answered = {result.system for result in run.evaluation.results}
     if config.baseline is not None:
-        against = {
-            one.name: config.baseline_of(one)
-            for one in config.systems
-            if config.baseline_of(one) in made
-        }
+        baselines = {system.name: config.baseline_of(system) for system in config.systems}
+        against = {name: baseline for name, baseline in baselines.items() if baseline in answered}
         run.comparisons = compare_systems(run.evaluation, against)
-    marks = {
-        system.name: [
-            config.baseline_of(system, name)
-            for name in config.marks
-            if config.baseline_of(system, name) != system.name
-        ]
-        for system in config.systems
-        if config.marks and not seeds  # the interval over seeds differs
-    }
-    title = f"{config.title}{' (sandbox: says nothing about real models)' if sandbox else ''}"
+    marks = {}
+    if config.marks and not seeds:  # the interval over seeds differs
+        for system in config.systems:
+            marked = [config.baseline_of(system, name) for name in config.marks]
+            marks[system.name] = [name for name in marked if name != system.name]
+    title = config.title
+    if sandbox:
+        title += " (sandbox: says nothing about real models)"
     if seeds:
         title += f"; means over seeds {', '.join(map(str, seeds))}, intervals over them"
     wald = wald_column(run.evaluation.results, marks) if marks else lambda result: {}
@@ -221,7 +226,7 @@ def _finish(
     shown = Evaluation([*run.evaluation.results, *blank])
     run.files = write_tables(folder, shown, run.comparisons, title, extra)
     draw_figures(run, config, folder)
-    if config.case is not None and config.case in made:
+    if config.case is not None and config.case in answered:
         run.files["case"] = write_case(run.evaluation, config.case, folder / "case.md")
 
 

@@ -311,8 +311,14 @@ def intervals() -> Iterator[Row]:
         "SVAMP, verifier, 8B": (0.893, 1000, (0.874, 0.912)),
     }
     for name, (share, n, interval) in printed.items():
-        got = wald_interval(round(share * n), n)
-        yield Row("Table 1", f"{name}: the printed interval", interval, (got.low, got.high), 0.0011)
+        estimate = wald_interval(round(share * n), n)
+        yield Row(
+            "Table 1",
+            f"{name}: the printed interval",
+            interval,
+            (estimate.low, estimate.high),
+            0.0011,
+        )
     verifier, cot, textgrad = (wald_interval(round(p * 1000), 1000) for p in (0.808, 0.689, 0.684))
     yield Row(
         "Table 1",
@@ -336,12 +342,12 @@ def intervals() -> Iterator[Row]:
         root = (b * b - 4 * a * c) ** 0.5
         low = (-b - root) / (2 * a)
         high = (-b + root) / (2 * a)
-        got = wilson_interval(successes, n)
+        estimate = wilson_interval(successes, n)
         yield Row(
             "Table 1",
             f"{successes} of {n}: Wilson's 95 % interval",
             (low, high),
-            (got.low, got.high),
+            (estimate.low, estimate.high),
             1e-6,
         )
 

@@ -313,10 +313,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one line of JSON, and nothing else")
     parser.add_argument("--quick", action="store_true", help="no difference here: it takes seconds")
     arguments = parser.parse_args()
-    found = differences()
-    unexplained = [difference for difference in found if not difference.reason]
+    gaps = differences()
+    unexplained = [difference for difference in gaps if not difference.reason]
     if arguments.json:
-        counts = Counter((difference.scorer, difference.reason) for difference in found)
+        counts = Counter((difference.scorer, difference.reason) for difference in gaps)
         rows = [
             {"scorer": scorer, "reason": reason, "count": count}
             for (scorer, reason), count in counts.items()
@@ -331,13 +331,13 @@ def main() -> int:
             )
         )
         return int(bool(unexplained))
-    for difference in found:
+    for difference in gaps:
         scores = f"{difference.reference:.2f}, ours {difference.ours}"
         print(
             f"{difference.scorer}: {difference.reply!r} for {difference.accepted!r}: {scores} ({difference.reason})"
         )
     for (scorer, reason), count in sorted(
-        Counter((one.scorer, one.reason) for one in found).items()
+        Counter((one.scorer, one.reason) for one in gaps).items()
     ):
         print(f"{scorer}: {count} of {PAIRS} pairs differ: {REASONS.get(reason, 'NO REASON')}")
     return int(bool(unexplained))

@@ -112,10 +112,10 @@ def run_tests(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    found = json.loads(outcomes.read_text(encoding="utf-8")) if outcomes.exists() else {}
-    if not found:
+    summary = json.loads(outcomes.read_text(encoding="utf-8")) if outcomes.exists() else {}
+    if not summary:
         raise SystemExit(f"no test was run:\n{done.stdout[-3000:]}")
-    return {name: (outcome, message) for name, (outcome, message) in found.items()}
+    return {name: (outcome, message) for name, (outcome, message) in summary.items()}
 
 
 def lay_out(checkout: Path, folder: Path) -> None:

@@ -51,9 +51,11 @@ async def _converse(
     messages = [question]
     asked = list[Any]()
     for turn in range(TURNS):
-        made = await client.chat.completions.create(model="agent", messages=messages, stop=STOPS)
-        said = made.choices[0].message
-        text = said.content or ""
+        completion = await client.chat.completions.create(
+            model="agent", messages=messages, stop=STOPS
+        )
+        message = completion.choices[0].message
+        text = message.content or ""
         if "<answer>" in text:
             return text.split("<answer>")[1].strip()
         if "<interaction_prompt>" not in text or turn == TURNS - 1:
@@ -70,7 +72,7 @@ async def _converse(
             "role": "user",
             "content": f"<interaction_response>\n{reply.content}\n</interaction_response>",
         }
-        messages = [question, said, heard] if forgets else [*messages, said, heard]
+        messages = [question, message, heard] if forgets else [*messages, message, heard]
     return None
 
 

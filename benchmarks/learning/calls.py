@@ -333,10 +333,10 @@ def main() -> None:
         prepared = prepare(seed, world, options.folder / f"{seed}-{world}")
         with tempfile.TemporaryDirectory() as temporary:
             records.add(run(name, seed, world, prepared, Path(temporary)))
-    found = records.read()
-    print(table(found))
+    entries = records.read()
+    print(table(entries))
     if options.json:
-        rows = of_settings(found)
+        rows = of_settings(entries)
         shared = [row for (_, name), row in rows.items() if name == "replies shared"]
         head = {
             "calls_ratio_shared": max((row["calls_ratio"]["mean"] for row in shared), default=None),

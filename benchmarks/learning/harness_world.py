@@ -351,9 +351,9 @@ def main() -> None:
             ("harness", "seed"), [(name, seed) for name in names for seed in seeds]
         ):
             steps = options.steps or (2 if options.quick else STEPS)
-            found = measure(name, seed, Path(folder, f"{name}-{seed}"), steps, options.warm_steps)
-            records.add(found)
-            log(json.dumps(found))
+            record = measure(name, seed, Path(folder, f"{name}-{seed}"), steps, options.warm_steps)
+            records.add(record)
+            log(json.dumps(record))
         print(table(records.read()))
         if options.json:
             print(json.dumps({"quick": options.quick, "rows": summarise(records.read())}))

@@ -209,7 +209,7 @@ def _row(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def outcomes(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The primary outcomes, and everything else that the protocol names."""
-    found = by_cell(records)
+    by_setting_and_seed = by_cell(records)
     pairs = {
         "one_call_minus_joint": ("one call", "joint"),
         "one_call_minus_gepa": ("one call", "GEPA, then GRPO"),
@@ -221,14 +221,17 @@ def outcomes(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
     result: dict[str, Any] = {}
     for name, methods in pairs.items():
-        settings = complete(found, methods) or SETTINGS[:1]
+        settings = complete(by_setting_and_seed, methods) or SETTINGS[:1]
         result[name] = {
-            **difference(found, *methods, settings),
+            **difference(by_setting_and_seed, *methods, settings),
             "settings": [", ".join(setting) for setting in settings],
         }
     result["each"] = {}
     for setting in SETTINGS:
-        rows = {name: difference(found, *methods, [setting]) for name, methods in pairs.items()}
+        rows = {
+            name: difference(by_setting_and_seed, *methods, [setting])
+            for name, methods in pairs.items()
+        }
         measured = {name: row for name, row in rows.items() if row["n"]}
         result["each"][", ".join(setting)] = measured
     calls: dict[str, list[int]] = {}

@@ -218,7 +218,7 @@ class Agent:
             self.model, LLMEnvironment(self.sandbox.oracle), spec, max_batch_size=256
         )
         rows = list(self.sandbox.train)
-        found = gepa.optimize(
+        optimised = gepa.optimize(
             {"system_prompt": self.prompt.text},
             trainset=rows[GEPA_VALIDATION:],
             valset=rows[:GEPA_VALIDATION],
@@ -227,8 +227,8 @@ class Agent:
             max_metric_calls=steps * batch,
             seed=self.seed,
         )
-        self.prompt = SystemPrompt.of(found.best_candidate["system_prompt"])
-        self.rollouts += found.total_metric_calls
+        self.prompt = SystemPrompt.of(optimised.best_candidate["system_prompt"])
+        self.rollouts += optimised.total_metric_calls
 
     def rated(self) -> list[tuple[float, float, int]]:
         """Rating, exact match on some held-out questions and id of each prompt that was rated, under these weights."""

@@ -105,10 +105,10 @@ def verdict(records: Entries) -> str:
     if len(pairs) < 2:
         said.append("the script and the native loop have too few seeds in common")
     else:
-        found = interval(pairs)
-        if not found["low"] <= 0 <= found["high"]:  # type: ignore[operator]
+        estimate = interval(pairs)
+        if not estimate["low"] <= 0 <= estimate["high"]:  # type: ignore[operator]
             said.append("the script differs from the native loop")
-        elif abs(found["mean"]) > CLOSE:  # type: ignore[arg-type]
+        elif abs(estimate["mean"]) > CLOSE:  # type: ignore[arg-type]
             said.append(
                 "the script is within the native loop's interval, but too few seeds show that they are alike"
             )
@@ -211,12 +211,12 @@ def run_all(
         left = records.missing(("agent", "seed"), [(agent, seed) for agent in AGENTS])
         sandbox = prepare_sandbox(folder / str(seed), seed) if left else None
         for agent, _ in left:
-            found = measure(
+            record = measure(
                 agent, seed, sandbox, folder / str(seed) / agent.replace(" ", "_"), steps, questions
             )
-            records.add(found)
+            records.add(record)
             log(
-                f"seed {seed}, {agent}: {share(found['before']):.3f} to {share(found['after']):.3f}"
+                f"seed {seed}, {agent}: {share(record['before']):.3f} to {share(record['after']):.3f}"
             )
 
 

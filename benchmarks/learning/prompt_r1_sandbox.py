@@ -196,11 +196,11 @@ def run_all(seeds: Sequence[int], folder: Path, records: Records, max_steps: int
                 agent, environment, turns = values[2:]
                 # type: ignore[union-attr]
                 started = time.perf_counter()
-                found = run.measure(agent, environment, turns)
+                record = run.measure(agent, environment, turns)
                 named = dict(zip(keys, values, strict=True))
-                records.add(named | found | {"seconds": round(time.perf_counter() - started, 1)})
+                records.add(named | record | {"seconds": round(time.perf_counter() - started, 1)})
                 log(
-                    f"seed {seed}, by {by}: {AGENTS[agent]}, {environment}, {turns}: {share(found['correct']):.3f}"
+                    f"seed {seed}, by {by}: {AGENTS[agent]}, {environment}, {turns}: {share(record['correct']):.3f}"
                 )
 
 
@@ -226,10 +226,10 @@ def main() -> None:
     )
     seeds = options.seeds or ((TUNING_SEED,) if options.quick else SEEDS)
     run_all(seeds, folder, records, QUICK_STEPS if options.quick else DEMO_STEPS)
-    found = records.read()
+    entries = records.read()
     print(
         "Prompt-R1 in the sandbox (a tiny policy and a scripted oracle; says nothing about real models)\n\n"
-        f"{results(found)}\n\nAnother oracle than the one trained with\n\n{transfer(found)}"
+        f"{results(entries)}\n\nAnother oracle than the one trained with\n\n{transfer(entries)}"
     )
 
 

@@ -309,18 +309,18 @@ def main() -> None:
     accuracies, table = accuracy(size, picture)
     batch = batch_speed(latency=0.1 if options.quick else 0.3)
     log(f"many queries: {batch}")
-    found = drafting(size)
+    figures = drafting(size)
     seconds = round(time.perf_counter() - started, 1)
     print(
         f"ProRefine in the sandbox (scripted or tiny models; says nothing about real ones), {seconds} s\n\n"
-        f"Lossless drafting: {found['identical']} of {found['cases']} cases equal in every step, {found['ties']} ties, "
-        f"{found['mismatches']} mismatches\n\n{drafting_table(found)}\n\n"
+        f"Lossless drafting: {figures['identical']} of {figures['cases']} cases equal in every step, {figures['ties']} ties, "
+        f"{figures['mismatches']} mismatches\n\n{drafting_table(figures)}\n\n"
         f"{batch['queries']} queries at once: {batch['seconds']} s, one after another {batch['seconds_one_by_one']} s: "
         f"{batch['speedup']} ×\n\nAccuracy with 95 % intervals, {size.queries} puzzles of each kind\n\n{table}\n\n"
         f"Mean iterations: {picture}"
     )
     if options.json:
-        summary = {"sandbox": True, "quick": options.quick, "seconds": seconds, "drafting": found}
+        summary = {"sandbox": True, "quick": options.quick, "seconds": seconds, "drafting": figures}
         print(
             json.dumps({**summary, "batch_speedup": batch["speedup"], "batch": batch, **accuracies})
         )

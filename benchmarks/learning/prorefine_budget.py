@@ -350,10 +350,10 @@ def main() -> None:
     )
     for seed, kind in records.missing(("seed", "kind"), product(options.seeds, KINDS)):
         records.add(*measure(seed, kind, options.n))
-    found = records.read()
+    entries = records.read()
     print(
         "ProRefine in the sandbox (scripted models; says nothing about real ones)\n\n"
-        f"{table(found)}\n\n{against(found)}"
+        f"{table(entries)}\n\n{against(entries)}"
     )
 
 

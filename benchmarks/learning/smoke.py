@@ -98,12 +98,14 @@ def problems(demo: Mapping[str, Any], espl: Mapping[str, Any], agree: float) -> 
 def main() -> None:
     demo, espl = map(Path, sys.argv[1:])
     agree = agreement_in(espl.parent)
-    found = problems(*(json.loads(one.read_text(encoding="utf-8")) for one in (demo, espl)), agree)
+    problem_texts = problems(
+        *(json.loads(one.read_text(encoding="utf-8")) for one in (demo, espl)), agree
+    )
     print(
-        "\n".join(found)
+        "\n".join(problem_texts)
         or "learning works: Prompt-R1's demo and E-SPL's smallest run end above their starts"
     )
-    sys.exit(bool(found))
+    sys.exit(bool(problem_texts))
 
 
 if __name__ == "__main__":

@@ -125,16 +125,16 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]
 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
     """The summary as a Markdown table."""
-    found = summarise(records)
-    rows = [[trial, *(shown(found[agent][trial]) for agent in found)] for trial in TRIALS]
-    return markdown(("oracle", *(f"trained with {agent}" for agent in found)), rows)
+    summary = summarise(records)
+    rows = [[trial, *(shown(summary[agent][trial]) for agent in summary)] for trial in TRIALS]
+    return markdown(("oracle", *(f"trained with {agent}" for agent in summary)), rows)
 
 
 def reached(records: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
     """For each unseen oracle whether the agent trained on three wordings has the exact match that was expected."""
-    found = summarise(records).get("three wordings", {})
+    result = summarise(records).get("three wordings", {})
     return {
-        trial: row["mean"] >= GOAL for trial, row in found.items() if trial.startswith("unseen")
+        trial: row["mean"] >= GOAL for trial, row in result.items() if trial.startswith("unseen")
     }
 
 
@@ -163,12 +163,14 @@ def main() -> None:
     for seed, agent in records.missing(("seed", "agent"), todo):
         records.add(measure(seed, agent, options.folder, steps))
         log(f"seed {seed}: {agent}")
-    found = records.read()
-    print(table(found))
+    entries = records.read()
+    print(table(entries))
     if options.json:
-        done = sorted({one["seed"] for one in found})
+        done = sorted({one["seed"] for one in entries})
         print(
-            json.dumps({"wordings": summarise(found), "at_least_.8": reached(found), "seeds": done})
+            json.dumps(
+                {"wordings": summarise(entries), "at_least_.8": reached(entries), "seeds": done}
+            )
         )
 
 

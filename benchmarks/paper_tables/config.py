@@ -131,8 +131,8 @@ class TableConfig:
         """The metrics of a task; `None` for the task's own."""
         if self.metrics is None or not isinstance(self.metrics, Mapping):
             return None if self.metrics is None else list(self.metrics)
-        found = self.metrics.get(task, self.metrics.get("default"))
-        return None if found is None else list(found)
+        metrics = self.metrics.get(task, self.metrics.get("default"))
+        return None if metrics is None else list(metrics)
 
     def baseline_of(self, system: SystemConfig, name: str | None = None) -> str:
         """The baseline (or the one called `name`) that a system is compared with."""

@@ -63,13 +63,13 @@ def bars_of(
             continue
         name = metric.get(task, metric.get("default")) if isinstance(metric, Mapping) else metric
         if name == "wald":
-            found = wald_of(result)
+            estimate = wald_of(result)
         else:
-            found = result.estimates.get(
+            estimate = result.estimates.get(
                 next(iter(result.estimates), "") if name == "first" else name
             )
-        if found is not None:
-            bars.setdefault(result.task, {})[result.system] = found
+        if estimate is not None:
+            bars.setdefault(result.task, {})[result.system] = estimate
     return bars
 
 
@@ -208,9 +208,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("runs/figure6"), help="folder for the picture"
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     logs = {}
-    for name, _, folder in (one.partition("=") for one in given.runs):
+    for name, _, folder in (one.partition("=") for one in options.runs):
         states = sorted(
             Path(folder).rglob("trainer_state.json"), key=lambda path: path.stat().st_mtime
         )
@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"{folder} has no trainer_state.json: train with save_steps, or trainer.save_state()"
             )
         logs[name] = json.loads(states[-1].read_text(encoding="utf-8"))["log_history"]
-    print(draw_curves(logs, given.output / "training.png"))
+    print(draw_curves(logs, options.output / "training.png"))
 
 
 if __name__ == "__main__":

@@ -296,8 +296,12 @@ def lead_kills(size: Size, folder: Path, policy: Path) -> dict[str, int]:
     from benchmarks.speed.async_training import kills
 
     (folder / "lead").mkdir(exist_ok=True)
-    found = kills(folder / "lead", policy, size.lead_kills, steps=size.lead_steps)
-    return {"tried": found["killed"], "lost": found["discarded"], "twice": found["paid_twice"]}
+    figures = kills(folder / "lead", policy, size.lead_kills, steps=size.lead_steps)
+    return {
+        "tried": figures["killed"],
+        "lost": figures["discarded"],
+        "twice": figures["paid_twice"],
+    }
 
 
 # --- all of it ----------------------------------------------------------------------------------------------------

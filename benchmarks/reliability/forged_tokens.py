@@ -98,8 +98,8 @@ def serve_messages(form: ChatFormat, text: str) -> list[int]:
 
 def serve_history(form: ChatFormat, text: str) -> list[int]:
     """What the client says that the agent has written, where only special tokens count."""
-    said = [{"role": role, "content": text} for role in ("user", "assistant", "user")]
-    return _special_of(form, form.prompt_ids(conversation(SPEC, said)))  # type: ignore[arg-type]
+    messages = [{"role": role, "content": text} for role in ("user", "assistant", "user")]
+    return _special_of(form, form.prompt_ids(conversation(SPEC, messages)))  # type: ignore[arg-type]
 
 
 def evolved_prompt(form: ChatFormat, text: str) -> list[int]:
@@ -206,11 +206,11 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=200)
     parser.add_argument("--json", action="store_true", help="one JSON object in the last line")
     options = parser.parse_args()
-    found = forged_tokens(options.texts)
-    for name, forged in found["by_door"].items():
-        print(f"{name:20} {forged} of {found['texts']} texts forged a token")
+    counts = forged_tokens(options.texts)
+    for name, forged in counts["by_door"].items():
+        print(f"{name:20} {forged} of {counts['texts']} texts forged a token")
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(counts))
 
 
 if __name__ == "__main__":

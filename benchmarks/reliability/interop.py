@@ -358,7 +358,7 @@ def gepa_adapter() -> tuple[bool, None, bool]:
     from agentic_prompting.interop.gepa import AgentAdapter
 
     rows = [{"question": f"Capital {n}?", "answers": ["Nairobi"]} for n in range(4)]
-    found = gepa.optimize(
+    optimised = gepa.optimize(
         {"system_prompt": "Say Lima"},
         trainset=rows[:2],
         valset=rows[2:],
@@ -372,7 +372,7 @@ def gepa_adapter() -> tuple[bool, None, bool]:
         down = AgentAdapter(Agent("", ServerFailed("down")), exact_match_reward)
         down.evaluate(rows, {"system_prompt": "Say Nairobi"})
     except ServerFailed:
-        return found.best_candidate["system_prompt"] == "Say Nairobi", None, True
+        return optimised.best_candidate["system_prompt"] == "Say Nairobi", None, True
     return False, None, False
 
 
@@ -394,11 +394,11 @@ def gepa_engine() -> tuple[bool, None, bool]:
         read.append(messages[-1]["content"])
         return block
 
-    found = optimize_anything("Say Lima", evaluate, [0, 1, 2], reference=reference)
+    optimised = optimize_anything("Say Lima", evaluate, [0, 1, 2], reference=reference)
     return (
-        found.best.text == "Say Nairobi" and "read by the" in read[0],
+        optimised.best.text == "Say Nairobi" and "read by the" in read[0],
         None,
-        found.steps[0].failed == 1 / 3,
+        optimised.steps[0].failed == 1 / 3,
     )
 
 
@@ -658,12 +658,15 @@ def warm(folder: Path, seed: int) -> Path:
     """The demo's warm start, its traces in native form."""
     questions = make_split(seed, 256)[0]
     spec = replace(sandbox_spec(), grammar=ToolGrammar())
-    seen = world_of(questions)
+    seen_world = world_of(questions)
 
     def traces(n: int, rng: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        made = make_traces(questions, n, DEFAULT_MIX, Oracle(seen, seed=seed), rng, world=seen)
+        traces_made = make_traces(
+            questions, n, DEFAULT_MIX, Oracle(seen_world, seed=seed), rng, world=seen_world
+        )
         native = [
-            {**trace, "turns": [as_tool_calls(turn) for turn in trace["turns"]]} for trace in made
+            {**trace, "turns": [as_tool_calls(turn) for turn in trace["turns"]]}
+            for trace in traces_made
         ]
         return native, native[: len(native) // 2]
 
@@ -733,8 +736,8 @@ def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
 def share_right(model: Path, environment: Any, test: Dataset, seed: int) -> dict[str, Any]:
     """The number of held-out questions that are answered right."""
     agent = PromptAgent.from_pretrained(model, environment)
-    found = exact_match_of(agent.answer_all(list(test), seed=seed, progress=False))
-    return {"right": round(found.mean * found.n), "n": found.n}
+    estimate = exact_match_of(agent.answer_all(list(test), seed=seed, progress=False))
+    return {"right": round(estimate.mean * estimate.n), "n": estimate.n}
 
 
 def trainings(seeds: list[int], records: Path | None) -> Iterator[dict[str, Any]]:

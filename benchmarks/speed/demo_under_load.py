@@ -196,8 +196,8 @@ def main() -> None:
             run = train_here(arguments.train_in, steps, arguments.base_url)
         print(json.dumps(run))
         return
-    found = measure_all(steps)
-    print(table(found))
+    figures = measure_all(steps)
+    print(table(figures))
     if arguments.json:
         print(
             json.dumps(
@@ -205,7 +205,7 @@ def main() -> None:
                     "quick": arguments.quick,
                     "cores": os.cpu_count(),
                     "steps": steps,
-                    "settings": found,
+                    "settings": figures,
                 }
             )
         )

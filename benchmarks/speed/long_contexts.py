@@ -302,13 +302,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.time:
         contexts = options.contexts or TIMED
-        found = timed_steps(contexts, options.own_branch) | timed_turns(max(contexts))
+        figures = timed_steps(contexts, options.own_branch) | timed_turns(max(contexts))
     else:
-        found = compared(options.contexts or CONTEXTS)
+        figures = compared(options.contexts or CONTEXTS)
     if options.record:
-        Records(RECORDS / "long_contexts.jsonl.gz").add(found)
+        Records(RECORDS / "long_contexts.jsonl.gz").add(figures)
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":

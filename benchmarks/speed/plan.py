@@ -246,9 +246,9 @@ def main() -> None:
             rows.append(compare(name))
             if options.record:
                 Records(RECORDS / "plan.jsonl.gz").add(rows[-1])
-    found = summary(rows)
+    figures = summary(rows)
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -50,12 +50,12 @@ def test_the_bounds_of_proposition_3():
 
 
 def test_intervals_are_over_trainings_and_differences_are_paired_by_seed():
-    found = (
+    entries = (
         records("multi", 18, 20)
         + records("sft", 8, 6)
         + records("multi", 0, 0, environment="nobody")
     )
-    full, start, alone = rows(tables.results(found))
+    full, start, alone = rows(tables.results(entries))
     assert full[:4] == [
         "multi-turn GRPO",
         "the oracle",
@@ -68,12 +68,12 @@ def test_intervals_are_over_trainings_and_differences_are_paired_by_seed():
         "none",
         "0.000 [0.000, 0.000]",
     ]
-    assert rows(tables.results(found[:1]))[0][2] == "0.900 [one seed]"
+    assert rows(tables.results(entries[:1]))[0][2] == "0.900 [one seed]"
 
 
 def test_fewer_turns_are_compared_with_all():
-    found = records("multi", 18, 20) + records("multi", 10, 10, turns_allowed=3)
-    five, three = rows(tables.turns(found))
+    entries = records("multi", 18, 20) + records("multi", 10, 10, turns_allowed=3)
+    five, three = rows(tables.turns(entries))
     assert (five[0], three[0]) == ("5", "3")
     assert three[2] == "0.500, 0.500"
     assert three[4:6] == ["1.000", "0.000"]
@@ -111,8 +111,8 @@ def test_the_old_split_stands_beside_the_new_one():
     ],
 )
 def test_the_first_paragraph_says_no_more_than_its_seeds_do(old, said):
-    found = records("multi", 18, 18) + records("multi", *old, by="question")
-    assert tables.headline(found).endswith(f"higher: {said}.")
+    entries = records("multi", 18, 18) + records("multi", *old, by="question")
+    assert tables.headline(entries).endswith(f"higher: {said}.")
 
 
 # --- the script ------------------------------------------------------------------------------------------------------
@@ -139,15 +139,15 @@ def test_the_reworded_oracle_says_the_same_in_words_that_the_policy_has():
     from agentic_prompting.sandbox.policy import world_tokenizer
 
     known = set(world_tokenizer().get_vocab())
-    said = set()
+    questions = set()
     for capital in ("Nairobi", "Lima", "Oslo", "Rome", "Cairo", "Tokyo"):
         question = f"which country has the capital {capital} ?"
         plain = complete(Oracle(), question).text
         anew = complete(sandbox.Reworded(Oracle()), question).text
         value = sandbox.value_of(plain)
         assert value in anew and anew != plain and set(anew.split()) <= known
-        said.add(anew.replace(value, "{}"))
-    assert said <= {*sandbox.WORDINGS} and len(said) > 1
+        questions.add(anew.replace(value, "{}"))
+    assert questions <= {*sandbox.WORDINGS} and len(questions) > 1
     reply = asyncio.run(sandbox.Reworded(Oracle())([{"role": "user", "content": "hello"}]))
     assert sandbox.value_of(reply.text) is None and reply.text == complete(Oracle(), "hello").text
 
@@ -175,8 +175,8 @@ def test_what_is_recorded_is_not_run_again(monkeypatch, tmp_path):
     assert [by for by, *_ in asked].index("question") == 2 * len(sandbox.FIRST), (
         "what the protocol asks for comes first"
     )
-    found = Records(tmp_path / "records.jsonl.gz").read()
-    assert {"commit", "date", "machine", "seconds"} <= set(found[0])
+    entries = Records(tmp_path / "records.jsonl.gz").read()
+    assert {"commit", "date", "machine", "seconds"} <= set(entries[0])
 
 
 def test_nothing_is_scored_where_a_rollout_failed():

@@ -180,10 +180,12 @@ def test_a_run_that_does_not_learn_fails(changes, complaint, monkeypatch):
         "policy after, best prompt": values["end"],
     }
     espl["policy after, initial prompt"] = values.get("first", [0.15, 0.11, 0.2])
-    found = learning.problems(
+    problem_texts = learning.problems(
         {**demo, "failed_rollouts": values["failed"]}, {"exact_match": espl}, values["agree"]
     )
-    assert (complaint is None) == (found == []) and all(complaint in problem for problem in found)
+    assert (complaint is None) == (problem_texts == []) and all(
+        complaint in problem for problem in problem_texts
+    )
 
 
 # --- the league, and the figures in the pages ----------------------------------------------------------------------
@@ -226,20 +228,20 @@ def test_what_would_count_against_us_is_said_first(monkeypatch):
     records = [
         record(method, seed, correct) for method, correct in results.items() for seed in (1, 2)
     ]
-    told = league_first.verdicts(league_first.summarise(records))
-    assert told.startswith("- *rules*: joint training is first of 3.")
+    text = league_first.verdicts(league_first.summarise(records))
+    assert text.startswith("- *rules*: joint training is first of 3.")
     assert (
         "- Not so: joint training is not above RL and evolution alone. Minus joint: rl -0.500 [-0.500"
-        in told
+        in text
     )
-    assert told.count("Not decided yet") == 4
+    assert text.count("Not decided yet") == 4
     records += [record("joint", seed, "1000", "habits") for seed in (1, 2)]
     records += [record("rl", seed, "1100", "habits") for seed in (1, 2)]
-    told = league_first.verdicts(league_first.summarise(records))
-    assert "- *habits*: joint training is not first but number 2 of 2; first is rl." in told
+    text = league_first.verdicts(league_first.summarise(records))
+    assert "- *habits*: joint training is not first but number 2 of 2; first is rl." in text
     assert (
         "- **Against us**: joint training is more than .05 below RL. Minus joint: rl +0.250 ["
-        in told
+        in text
     )
 
 
@@ -261,10 +263,10 @@ def test_leads_are_paired_by_seed(monkeypatch):
         }
         for seed, lead, corrected, correct in scored[::-1]
     ]
-    found = async_training.summarise(records)
-    assert list(found) == ["0", "2", "2, uncorrected"] and found["2"]["seeds"] == [0, 1]
-    assert found["2"]["minus_lead_0"] == {"mean": -0.25, "low": -0.25, "high": -0.25}
-    assert found["2, uncorrected"]["minus_lead_0"]["mean"] == -0.75
+    summary = async_training.summarise(records)
+    assert list(summary) == ["0", "2", "2, uncorrected"] and summary["2"]["seeds"] == [0, 1]
+    assert summary["2"]["minus_lead_0"] == {"mean": -0.25, "low": -0.25, "high": -0.25}
+    assert summary["2, uncorrected"]["minus_lead_0"]["mean"] == -0.75
     table = async_training.table(records)
     assert "| 2 | 0.625 [" in table
     assert "| 2, uncorrected | 0.250 [one seed] | -0.750 [one seed] | 2.0 | 1 |" in table

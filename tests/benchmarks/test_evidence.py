@@ -153,16 +153,16 @@ def test_nobody_gets_less_than_prorefine():
     answers = [[budget.Answer("", calls, 10 * calls)] * 2 for calls in (1, 3, 5)]
     assert [budget.smallest(answers, "calls", least) for least in (1, 3.2, 9)] == [0, 2, 2]
     assert budget.smallest(answers, "tokens", 30) == 1
-    found = budget.measure(1, "bbh_object_counting", 12)
-    ours = next(one for one in found if one["method"] == budget.OURS)
-    for one in found:
+    entries = budget.measure(1, "bbh_object_counting", 12)
+    ours = next(one for one in entries if one["method"] == budget.OURS)
+    for one in entries:
         enough = (
             one.get("size") in (budget.LARGEST, 25)
             or "budget" not in one
             or one[one["budget"]] >= ours[one["budget"]]
         )
         assert enough and len(one["correct"]) == 12, one
-    assert len(found) == 2 + len(budget.ANEW) * len(budget.BUDGETS) * len(budget.OTHERS)
+    assert len(entries) == 2 + len(budget.ANEW) * len(budget.BUDGETS) * len(budget.OTHERS)
 
 
 def test_a_blind_critic_is_not_paid_for():
@@ -192,9 +192,9 @@ def test_what_counts_against_us_is_counted():
     found = rows(budget.OURS, 5, 6, 5) + rows(budget.FIRST, 2, 3, 2)
     for method, scores in zip(budget.OTHERS, ((2, 3, 2), (8, 9, 8), (5, 7, 4)), strict=False):
         found += rows(method, *scores, budget="calls", anew=1.0)
-    said = budget.against(found)
-    assert said.startswith(
+    sentence = budget.against(found)
+    assert sentence.startswith(
         "of 3 comparisons ProRefine is above the other in 1, below it in 1, and in 1 no difference"
     )
-    assert "self-consistency in 1 of 6" in said and budget.lift(found) == "0.300 [0.300, 0.300]"
+    assert "self-consistency in 1 of 6" in sentence and budget.lift(found) == "0.300 [0.300, 0.300]"
     assert budget.table(found).count("\n") == 1 + 5

@@ -18,11 +18,11 @@ from benchmarks.learning import calls
 @pytest.mark.parametrize("config", [lab.DEMO, lab.ESPL], ids=lambda path: path.parent.name)
 def test_settings_are_the_files_with_changes(config):
     values = yaml.safe_load(config.read_text())
-    found = lab.settings(config, seed=7, max_steps=3)
-    assert not {*lab.PROGRAM_KEYS} & found.keys() and {*lab.PROGRAM_KEYS} & values.keys()
-    assert (found["seed"], found["max_steps"], found["disable_tqdm"]) == (7, 3, True)
+    options = lab.settings(config, seed=7, max_steps=3)
+    assert not {*lab.PROGRAM_KEYS} & options.keys() and {*lab.PROGRAM_KEYS} & values.keys()
+    assert (options["seed"], options["max_steps"], options["disable_tqdm"]) == (7, 3, True)
     unchanged = values.keys() - {"seed", "max_steps", *lab.PROGRAM_KEYS}
-    assert unchanged and all(found[name] == values[name] for name in unchanged)
+    assert unchanged and all(options[name] == values[name] for name in unchanged)
 
 
 def test_values_and_rows_are_shown_alike():

@@ -66,12 +66,15 @@ def test_the_cells_are_those_of_the_protocol():
 def test_differences_are_paired_by_seed_over_the_settings_that_are_complete():
     first, second = league.SETTINGS[:2]
     records = of_all(first) + of_all(second, league.SEEDS[:3])
-    told = league.outcomes(records)
-    row = told["one_call_minus_joint"]
+    outcomes = league.outcomes(records)
+    row = outcomes["one_call_minus_joint"]
     assert (row["mean"], row["n"], row["settings"]) == (0.25, 16, ["rules, easy"])
-    assert told["one_call_minus_gepa"]["mean"] == 0.75 and told["paired_minus_one_call"]["n"] == 0
-    assert told["each"]["rules, .7"]["one_call_minus_joint"]["n"] == 3
-    assert told["calls"]["joint"] == 10
+    assert (
+        outcomes["one_call_minus_gepa"]["mean"] == 0.75
+        and outcomes["paired_minus_one_call"]["n"] == 0
+    )
+    assert outcomes["each"]["rules, .7"]["one_call_minus_joint"]["n"] == 3
+    assert outcomes["calls"]["joint"] == 10
     both = league.outcomes(of_all(first) + of_all(second))["one_call_minus_joint"]
     assert both["n"] == 16 and len(both["settings"]) == 2, (
         "the mean of the settings, a value for each seed"
@@ -79,13 +82,13 @@ def test_differences_are_paired_by_seed_over_the_settings_that_are_complete():
 
 
 def test_what_counts_against_us_is_said_first():
-    told = league.verdicts(of_all(league.SETTINGS[0]))
-    assert told.count("- Not so: ") == 2
-    assert "one-sided lower bound +0.250." in told
-    assert "Difference +0.250 [+0.250, +0.250], over 1 of 6 settings" in told
-    told = league.verdicts(of_all(league.SETTINGS[0], league.SEEDS[:2]))
-    assert told.count("Not decided yet (2 of 16 seeds)") == 2
-    assert "Cells that are not run yet: *rules, easy*, 106 of 112; *rules, .7*, 64 of 64; " in told
+    text = league.verdicts(of_all(league.SETTINGS[0]))
+    assert text.count("- Not so: ") == 2
+    assert "one-sided lower bound +0.250." in text
+    assert "Difference +0.250 [+0.250, +0.250], over 1 of 6 settings" in text
+    text = league.verdicts(of_all(league.SETTINGS[0], league.SEEDS[:2]))
+    assert text.count("Not decided yet (2 of 16 seeds)") == 2
+    assert "Cells that are not run yet: *rules, easy*, 106 of 112; *rules, .7*, 64 of 64; " in text
     worse = [
         {**one, "correct": "0000" if one["method"] == "one call" else one["correct"]}
         for one in of_all(("rules", "easy"))
@@ -104,19 +107,19 @@ def test_paired_ratings_and_distillations_have_their_lines():
     records = of_all(cell) + [
         record((*cell, seed, method), right) for seed in seeds for method, right in others.items()
     ]
-    told = league.verdicts(records)
-    assert "**Against us**: paired ratings with top-two do not gain" in told.splitlines()[0], (
+    text = league.verdicts(records)
+    assert "**Against us**: paired ratings with top-two do not gain" in text.splitlines()[0], (
         "no better than one call"
     )
     assert (
         "with a teacher that moved, minus imitation: +0.250 [+0.250, +0.250], on 16 seeds, over 1 of"
-        in told
+        in text
     )
     assert (
         "Not asked by the protocol: joint training minus GEPA, then GRPO: +0.500 [+0.500, +0.500]"
-        in told
+        in text
     )
-    assert "Imitation minus its teacher: -0.500" in told
+    assert "Imitation minus its teacher: -0.500" in text
     shown = " | ".join(f"{x:+.3f} [{x:+.3f}, {x:+.3f}]" for x in (0.25, 0.75, 0.5, 0.0))
     row = f"| rules, easy | {shown} | 16 / 16 / 16 / 16 |"
     assert league.each_setting(records).splitlines()[2:] == [row], (

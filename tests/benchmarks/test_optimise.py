@@ -29,12 +29,12 @@ def objective(max_calls=300, rows=ROWS, cache=None, **models):
 def test_each_optimiser_finds_a_better_prompt_within_its_calls(name):
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name], reason="in the extra [optimizers]")
-    asked = objective()
+    objective_of_prompt = objective()
     before = sum(trial.score for trial in objective().try_prompt(CHAIN_OF_THOUGHT)) / len(ROWS)
-    found = OPTIMISERS[name](asked, CHAIN_OF_THOUGHT)
-    after = sum(trial.score for trial in objective().try_prompt(found.prompt)) / len(ROWS)
-    assert after > before and found.prompt != CHAIN_OF_THOUGHT
-    assert len(ROWS) < found.calls == asked.count.calls <= 300
+    optimised = OPTIMISERS[name](objective_of_prompt, CHAIN_OF_THOUGHT)
+    after = sum(trial.score for trial in objective().try_prompt(optimised.prompt)) / len(ROWS)
+    assert after > before and optimised.prompt != CHAIN_OF_THOUGHT
+    assert len(ROWS) < optimised.calls == objective_of_prompt.count.calls <= 300
 
 
 def test_espl_evolves_the_prompt_of_a_model_that_nobody_trains():
@@ -42,8 +42,8 @@ def test_espl_evolves_the_prompt_of_a_model_that_nobody_trains():
     config = EvolveConfig(
         num_generations=1, problems_per_step=8, p_crossover=0.0, reflect_on="imperfect"
     )
-    found = optimise_espl(objective(400), CHAIN_OF_THOUGHT, config)
-    assert found.calls <= 400 and "[G0]" in found.prompt and 0 <= found.score <= 1
+    result = optimise_espl(objective(400), CHAIN_OF_THOUGHT, config)
+    assert result.calls <= 400 and "[G0]" in result.prompt and 0 <= result.score <= 1
 
 
 @pytest.mark.parametrize("name", ["opro", "gepa", "textgrad"])
@@ -73,8 +73,10 @@ def test_a_prompt_is_not_judged_by_an_outage():
     with pytest.raises(LLMError, match="ServerFailed"):
         optimise_opro(objective(model=ScriptedChat([ServerFailed("down")])), "p")
     # An editor that fails costs its calls, no more.
-    found = optimise_opro(objective(60, editor=ScriptedChat([ServerFailed("down")])), "Answer: ...")
-    assert found.prompt == "Answer: ..." and found.calls <= 60
+    optimised = optimise_opro(
+        objective(60, editor=ScriptedChat([ServerFailed("down")])), "Answer: ..."
+    )
+    assert optimised.prompt == "Answer: ..." and optimised.calls <= 60
 
 
 def test_bad_input():

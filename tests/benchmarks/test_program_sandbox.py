@@ -22,9 +22,9 @@ def test_the_table_is_paired_by_seed():
 
 def test_the_verdict_is_the_protocols():
     def of(native, script, vote):
-        made = {"native": native, "script": script, "vote": vote}
+        pair = {"native": native, "script": script, "vote": vote}
         return sandbox.verdict(
-            [record(name, seed, 5, made[name][seed]) for name in made for seed in range(3)]
+            [record(name, seed, 5, pair[name][seed]) for name in pair for seed in range(3)]
         )
 
     alike = of((15, 17, 19), (16, 17, 18), (14, 18, 19))

@@ -38,12 +38,12 @@ def test_a_wrong_scorer_is_found():
         return scorers.text_reason(reply, accepted, is_hotpot=False)
 
     pairs = scorers.text_pairs(0)
-    found = list(
+    disagreements = list(
         scorers.compare(
             "never", pairs, lambda reply, answers: 0.0, scorers.squad_exact_match, reason
         )
     )
-    assert any(not one.reason for one in found)
+    assert any(not one.reason for one in disagreements)
     assert len(pairs) == len(scorers.math_pairs(0)) == scorers.PAIRS
 
 

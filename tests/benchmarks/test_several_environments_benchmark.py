@@ -23,9 +23,9 @@ RECORDS = [
 
 
 def test_differences_are_paired_by_seed():
-    found = several.differences(RECORDS)
-    assert found["tags"]["mean"] == -0.125
-    assert found["tools"] == {
+    gaps = several.differences(RECORDS)
+    assert gaps["tags"]["mean"] == -0.125
+    assert gaps["tools"] == {
         "mean": 0.25,
         "low": None,
         "high": None,

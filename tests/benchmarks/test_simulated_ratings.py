@@ -51,8 +51,8 @@ def test_a_replication_follows_from_its_seed_and_the_table_from_the_records(monk
         {**row, "rating": "trueskill", "rule": "top_plus_random", "chosen": [0.5, 0.6]},
         {**row, "rating": "paired", "rule": "top_two", "chosen": [0.7, 0.8]},
     ]
-    found = ratings.summarise(records)["r"]["paired, top_two"]
-    assert found["chosen"]["mean"] == 0.75
-    assert found["minus_default"]["mean"] == pytest.approx(0.2)
-    assert found["n"] == 2
+    summary = ratings.summarise(records)["r"]["paired, top_two"]
+    assert summary["chosen"]["mean"] == 0.75
+    assert summary["minus_default"]["mean"] == pytest.approx(0.2)
+    assert summary["n"] == 2
     assert "| r | paired, top_two | 0.750 [" in ratings.table(records)

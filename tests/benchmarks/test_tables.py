@@ -229,15 +229,17 @@ systems:
         config = written(tmp_path, text)
         command = ["evaluate", "--config", str(config), "--output", str(tmp_path / "out")]
         assert status(*command) == 1
-        said = capsys.readouterr().err.strip().splitlines()[-1]
-        asked = len(server.requests)
-        assert "of the budget of 150 tokens are spent in all" in said and asked in (10, 11), (
-            "within one call of it"
-        )
+        stderr = capsys.readouterr().err.strip().splitlines()[-1]
+        request_count = len(server.requests)
+        assert "of the budget of 150 tokens are spent in all" in stderr and request_count in (
+            10,
+            11,
+        ), "within one call of it"
         assert re.search(
-            rf"Spent so far: {dear} \$0.0000 \(1(50|65) tokens\); run the same command again", said
+            rf"Spent so far: {dear} \$0.0000 \(1(50|65) tokens\); run the same command again",
+            stderr,
         )
-        assert status(*command) == 1 and len(server.requests) == asked, (
+        assert status(*command) == 1 and len(server.requests) == request_count, (
             "a restart does not get the budget again"
         )
 
@@ -252,10 +254,10 @@ def test_the_evaluate_command(tmp_path, capsys):
     config = str(written(tmp_path, SMALL))
     folders = [str(tmp_path / name) for name in ("a", "b")]
     assert status("evaluate", "--config", config, "--sandbox", "--output", folders[0]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"^ *gsm8k \(sandbox_counting\) +cot +[–\d]", shown, re.M), shown
-    assert "left out: the 8B column: a run of its own\n" in shown
-    assert "left out: data sets: not read in the sandbox" in shown
+    printed = capsys.readouterr().out
+    assert re.search(r"^ *gsm8k \(sandbox_counting\) +cot +[–\d]", printed, re.M), printed
+    assert "left out: the 8B column: a run of its own\n" in printed
+    assert "left out: data sets: not read in the sandbox" in printed
     Path(config).write_text(SMALL.replace("prompt: direct", "prompt: Be quick."))
     assert status("evaluate", "--config", config, "--sandbox", "--output", folders[1]) == 0
     capsys.readouterr()
@@ -294,8 +296,8 @@ def test_where_there_are_no_tables_the_command_says_what_to_do(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(commands, "CLONE", tmp_path)
     assert status("evaluate", "--config", config, "--sandbox") == 2
-    said = capsys.readouterr().err
-    assert "clone" in said and "evaluate_agent" in said
+    stderr = capsys.readouterr().err
+    assert "clone" in stderr and "evaluate_agent" in stderr
 
 
 def test_the_data_command(capsys):

@@ -42,9 +42,9 @@ def test_only_what_trls_class_passes_counts(benchmark, monkeypatch):
         "T::test_images[x]": ("failed", "ValueError"),
         "T::test_gpu": ("skipped", "no GPU"),
     }
-    found = suite.compared(theirs, ours)
-    assert (found["trl_passes"], found["ours_passes"]) == (4, 1)
-    assert found["differences"] == {
+    figures = suite.compared(theirs, ours)
+    assert (figures["trl_passes"], figures["ours_passes"]) == (4, 1)
+    assert figures["differences"] == {
         "T::test_b": {"error": "AssertionError", "intended": None},
         "T::test_images[x]": {"error": "ValueError", "intended": "text alone"},
         "T::test_gone": {"error": "not run", "intended": None},

@@ -31,11 +31,11 @@ def doctor(capsys, tmp_path, monkeypatch):
     def command(*arguments):
         with pytest.raises(SystemExit) as stopped:
             main(["doctor", "--json", *map(str, arguments)])
-        shown = json.loads(capsys.readouterr().out)
+        printed = json.loads(capsys.readouterr().out)
         findings: dict[str, list[dict]] = {}
-        for finding in shown["findings"]:
+        for finding in printed["findings"]:
             findings.setdefault(finding.pop("check"), []).append(finding)
-        assert (stopped.value.code == 1) == (shown["status"] == "problem")
+        assert (stopped.value.code == 1) == (printed["status"] == "problem")
         return stopped.value.code, findings
 
     return command

@@ -210,13 +210,14 @@ def test_a_conductor_is_compared_with_its_workers(run, mine, tmp_path):
     pool = ["--environment", f"{tmp_path}/pool.py:environment"]
     status, out, err = run("evaluate", *words, *pool, "--output-dir", tmp_path / "out", "--json")
     assert status == 0, err
-    shown = json.loads(out)
-    systems = [result["system"] for result in shown["results"]]
+    printed = json.loads(out)
+    systems = [result["system"] for result in printed["results"]]
     assert systems[:2] == ["policy", "untrained"]
     assert systems[2:6] == ["language alone", "country alone", "even router", "oracle router"]
     assert systems[6].startswith("best of ") and systems[7].startswith("random plan of ")
     scores = {
-        result["system"]: result["estimates"]["exact_match"]["mean"] for result in shown["results"]
+        result["system"]: result["estimates"]["exact_match"]["mean"]
+        for result in printed["results"]
     }
     assert scores["language alone"] == 0.5 and scores["oracle router"] == 1.0
     status, _, err = run("evaluate", *words, "--sandbox", "--output-dir", tmp_path / "other")

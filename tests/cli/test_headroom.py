@@ -149,9 +149,9 @@ def test_prorefine_is_measured(run, sums, tmp_path):
     with LoopbackServer(lambda body, number: "Answer: 0") as server:
         words = ["--dataset", sums, *endpoints(server, "task", "feedback"), "--calls", 200]
         status, out, err = run("headroom", *words, "--output-dir", tmp_path, "--json")
-    found = json.loads(out)
+    summary = json.loads(out)
     assert status == 0, err
-    assert found["refinement"]["gain"]["n"] >= 2 and 0 < found["calls"]["refinement"] <= 200
+    assert summary["refinement"]["gain"]["n"] >= 2 and 0 < summary["calls"]["refinement"] <= 200
 
 
 WORKERS = """
@@ -199,13 +199,13 @@ def test_a_training_run_from_its_configuration(run, asking_policy, tmp_path):
     with LoopbackServer(lambda body, number: "the answer is Nairobi .") as server:
         words = ["--environment-model", "m", "--environment-base-url", server.base_url]
         status, out, err = run("headroom", "--config", config, *words, "--json")
-    found = json.loads(out)
+    result = json.loads(out)
     # The endpoint is checked with one word; rows that repeat a question share its replies.
-    paid = sum(found["calls"].values()) - sum(found["replayed"].values())
+    paid = sum(result["calls"].values()) - sum(result["replayed"].values())
     assert len(server.requests) == 1 + paid
     assert status == 0, err
-    assert found["signal"]["group_size"] == 4 and found["asks_once"] and found["requests"]
-    assert found["file"] == f"{tmp_path}/run/headroom.json"
+    assert result["signal"]["group_size"] == 4 and result["asks_once"] and result["requests"]
+    assert result["file"] == f"{tmp_path}/run/headroom.json"
 
 
 @pytest.mark.parametrize(

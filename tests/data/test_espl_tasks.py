@@ -15,8 +15,8 @@ from support.data_rows import dapo, written
 
 def test_dapo_is_unwrapped_and_each_problem_kept_once(tmp_path):
     rows = [dapo("a", "1"), dapo("b\nc", "2"), dapo("a", "3")]
-    found = load_task("dapo_math", data_files=written(tmp_path, rows))
-    assert found["question"][:] == ["a", "b\nc"] and found["answers"][:] == [
+    loaded = load_task("dapo_math", data_files=written(tmp_path, rows))
+    assert loaded["question"][:] == ["a", "b\nc"] and loaded["answers"][:] == [
         ["3"],
         ["2"],
     ]  # the last answer wins

@@ -30,9 +30,9 @@ def test_a_csv_cell_is_the_text_it_is(tmp_path):
         "question,answer\n" + "".join(f"q{i},{a}\n" for i, a in enumerate(answers)),
         encoding="utf-8",
     )
-    found = load_task("hotpotqa", data_files=path)
-    assert found["answers"][:] == [[answer] for answer in answers if answer]
-    assert found["question"][:] == [f"q{i}" for i, answer in enumerate(answers) if answer]
+    loaded = load_task("hotpotqa", data_files=path)
+    assert loaded["answers"][:] == [[answer] for answer in answers if answer]
+    assert loaded["question"][:] == [f"q{i}" for i, answer in enumerate(answers) if answer]
 
 
 def test_a_csv_as_spreadsheets_write_it(tmp_path):
@@ -41,9 +41,9 @@ def test_a_csv_as_spreadsheets_write_it(tmp_path):
     path.write_bytes(
         f'\ufeffid,question,answer\r\n7,"Two\nlines, ""quoted""","é"\r\n\r\n8,{long},b\r\n'.encode()
     )
-    found = load_task("hotpotqa", data_files=path)
-    assert found["id"][:] == ["7", "8"] and found["answers"][:] == [["é"], ["b"]]
-    assert found["question"][:] == ['Two\nlines, "quoted"', long]
+    loaded = load_task("hotpotqa", data_files=path)
+    assert loaded["id"][:] == ["7", "8"] and loaded["answers"][:] == [["é"], ["b"]]
+    assert loaded["question"][:] == ['Two\nlines, "quoted"', long]
 
 
 def test_names_of_files_are_no_patterns(tmp_path):

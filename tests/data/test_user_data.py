@@ -55,21 +55,21 @@ def own_data(kind, tmp_path):
     "kind", [".jsonl", ".parquet", ".csv", ".tsv", "list", "frame", "Dataset", "stream", "splits"]
 )
 def test_data_of_ones_own_in_one_line(kind, tmp_path):
-    found = load_task(own_data(kind, tmp_path), columns=MAP)
-    assert found.column_names == COLUMNS and found["id"][:] == ["7", "8"]
-    assert found["question"][:] == ["Where is Rome?", "2 + 2?"]
-    assert found["answers"][:] == [
+    loaded = load_task(own_data(kind, tmp_path), columns=MAP)
+    assert loaded.column_names == COLUMNS and loaded["id"][:] == ["7", "8"]
+    assert loaded["question"][:] == ["Where is Rome?", "2 + 2?"]
+    assert loaded["answers"][:] == [
         ["Italy", "Italia"],
         ["4"],
     ]
-    metas = [json.loads(meta) for meta in found["meta"]]
+    metas = [json.loads(meta) for meta in loaded["meta"]]
     assert [meta["difficulty"] or None for meta in metas] == [
         "easy",
         None,
     ]
     assert "context" not in metas[0]
     assert [meta["row"] for meta in metas] == [0, 1] and all(meta["source"] for meta in metas)
-    validate_dataset(found)
+    validate_dataset(loaded)
     assert load_task(own_data(kind, tmp_path), n=1, seed=3, columns=MAP).num_rows == 1
 
 
@@ -85,16 +85,16 @@ def test_columns_that_are_called_as_ours_need_no_map(tmp_path):
     assert load_task([{"q": "q", "answers": "[1, 2]"}], columns={"question": "q"})["answers"][
         :
     ] == [["1", "2"]]
-    found = load_task(written(tmp_path, several))
-    assert found["id"][:] == ["rows-0"] and set(found["task"]) == {"rows"}
+    loaded = load_task(written(tmp_path, several))
+    assert loaded["id"][:] == ["rows-0"] and set(loaded["task"]) == {"rows"}
 
 
 def test_own_data_by_split_and_in_several_files(tmp_path):
     (tmp_path / "a.csv").write_text("question,answer\nq,a\nr,b\n")
     (tmp_path / "b.jsonl").write_text('{"question": "s", "answers": ["c", "d"]}\n')
     files = [tmp_path / "a.csv", str(tmp_path / "b.jsonl")]
-    found = load_task(files)
-    assert found["answers"][:] == [["a"], ["b"], ["c", "d"]] and len(set(found["id"])) == 3
+    loaded = load_task(files)
+    assert loaded["answers"][:] == [["a"], ["b"], ["c", "d"]] and len(set(loaded["id"])) == 3
     splits = {"train": files, "test": tmp_path / "b.jsonl"}
     assert (load_task(splits).num_rows, load_task(splits, "test").num_rows) == (3, 1)
     with pytest.raises(ValueError, match="no split 'dev'; it has: train, test"):

@@ -184,11 +184,11 @@ def test_the_thought_of_a_reply_is_not_shown():
 @pytest.mark.parametrize("length", [19, 20, 21, 500])
 def test_long_replies_are_cut_with_a_mark(length):
     text = "".join(chr(ord("a") + i % 26) for i in range(length))
-    seen = observed(text, max_reply_chars=20).text
+    shown_text = observed(text, max_reply_chars=20).text
     if length <= 20:
-        assert seen == text
+        assert shown_text == text
     else:
-        assert seen == text[: 20 - len(CUT_MARK)] + CUT_MARK and len(seen) == 20
+        assert shown_text == text[: 20 - len(CUT_MARK)] + CUT_MARK and len(shown_text) == 20
     assert observed(text, max_reply_chars=20).replies[0].text == text, (
         "the whole reply is kept for the log"
     )
@@ -204,24 +204,24 @@ def test_the_default_is_the_released_codes():
 def test_cut_at_a_character_boundary(text, limit):
     """Never half of a character: emoji are one, and what is left is a beginning of the reply that can be encoded."""
     reply = text or "x"
-    seen = observed(reply, max_reply_chars=limit).text
-    assert len(seen) <= limit
+    shown_text = observed(reply, max_reply_chars=limit).text
+    assert len(shown_text) <= limit
     if len(reply) > limit:
-        assert seen.endswith(CUT_MARK) and reply.startswith(seen.removesuffix(CUT_MARK))
+        assert shown_text.endswith(CUT_MARK) and reply.startswith(shown_text.removesuffix(CUT_MARK))
     else:
-        assert seen == reply
-    assert seen.encode("utf-8").decode("utf-8") == seen
+        assert shown_text == reply
+    assert shown_text.encode("utf-8").decode("utf-8") == shown_text
 
 
 @pytest.mark.parametrize("cluster", ["🙂", "e\u0301", "日", "\U0001d11e"])
 @pytest.mark.parametrize("limit", [10, 11, 12])
 def test_wide_characters_are_counted_as_characters(cluster, limit):
     """2048 characters, not 2048 bytes, and the tokenizer gets back what was kept of them."""
-    seen = observed(cluster * 30, max_reply_chars=limit).text
-    assert len(seen) == limit
+    text = observed(cluster * 30, max_reply_chars=limit).text
+    assert len(text) == limit
     tokenizer = tokenizer_for("chatml")
     chat_format = ChatFormat(tokenizer)
-    assert tokenizer.decode(chat_format.plain_ids(seen)) == seen and "\ufffd" not in seen
+    assert tokenizer.decode(chat_format.plain_ids(text)) == text and "\ufffd" not in text
 
 
 @pytest.mark.parametrize("limit", [0, 1, len(CUT_MARK), -5])
@@ -266,11 +266,11 @@ def play(environment, n=1):
     end = "<think> a </think> <answer> c </answer>"
 
     def sampler(requests):
-        asked = chat_format.tokenizer("<interaction_response>", add_special_tokens=False)[
+        tag_ids = chat_format.tokenizer("<interaction_response>", add_special_tokens=False)[
             "input_ids"
         ]
         ends = [
-            any(r.context[i : i + len(asked)] == asked for i in range(len(r.context)))
+            any(r.context[i : i + len(tag_ids)] == tag_ids for i in range(len(r.context)))
             for r in requests
         ]
         return [Sample(chat_format.turn_ids(end if done else ask)) for done in ends]

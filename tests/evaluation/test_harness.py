@@ -117,8 +117,8 @@ def test_what_is_no_task_is_refused_in_a_line(tasks):
 
 
 def test_right_wrong_and_failed_are_three_things(tmp_path):
-    asked = system(fail_on=lambda call: call in (1, 2, 3))
-    evaluation = evaluate_agent(asked, [TASK], runs=1, output=tmp_path, progress=False)
+    asked_system = system(fail_on=lambda call: call in (1, 2, 3))
+    evaluation = evaluate_agent(asked_system, [TASK], runs=1, output=tmp_path, progress=False)
     result = evaluation.result("system", "sums")
     # Questions 1, 2, 3 failed and are in no mean; 0, 4, 8, 12, 16 are wrong; the others right.
     assert (result.answers, result.failed) == (20, 3)
@@ -296,8 +296,10 @@ def test_an_answer_that_was_put_right_counts_without_asking_again(tmp_path):
     task = ("judged",)
     for rows in (ROWS, mended):  # a verdict is about what was accepted when it was given
         of = [EvaluationTask("sums", rows, task)]
-        found = evaluate_agent({"judge": judge}, of, runs=1, output=tmp_path, progress=False)
-    assert judge.asked == 21 and found.result("judge", "sums").estimates["judged"].mean == 1 / 20
+        evaluation = evaluate_agent({"judge": judge}, of, runs=1, output=tmp_path, progress=False)
+    assert (
+        judge.asked == 21 and evaluation.result("judge", "sums").estimates["judged"].mean == 1 / 20
+    )
 
 
 def test_samples_and_runs_are_seeded():
@@ -568,15 +570,15 @@ def test_a_paired_interval_covers_the_truth():
         first = rng.random(128) < 0.2 + 0.6 * hard
         second = rng.random(128) < 0.1 + 0.6 * hard
         scores = [dict(enumerate(values.astype(float))) for values in (first, second)]
-        found = paired_difference(*scores, n_resamples=300, seed=trial).difference
-        covered += found.low <= 0.1 <= found.high
+        difference = paired_difference(*scores, n_resamples=300, seed=trial).difference
+        covered += difference.low <= 0.1 <= difference.high
     assert covered / 800 == pytest.approx(0.95, abs=0.015)
 
 
 def test_only_questions_that_both_answered_are_compared():
-    found = paired_difference({0: 1.0, 1: 1.0, 2: 0.0, 3: 1.0}, {1: 0.0, 2: 0.0, 3: 1.0, 9: 1.0})
-    assert (found.wins, found.losses, found.ties, found.left_out) == (1, 0, 2, 2)
-    assert found.difference.mean == pytest.approx(1 / 3)
+    gaps = paired_difference({0: 1.0, 1: 1.0, 2: 0.0, 3: 1.0}, {1: 0.0, 2: 0.0, 3: 1.0, 9: 1.0})
+    assert (gaps.wins, gaps.losses, gaps.ties, gaps.left_out) == (1, 0, 2, 2)
+    assert gaps.difference.mean == pytest.approx(1 / 3)
     with pytest.raises(ValueError, match="no question in common"):
         paired_difference({0: 1.0}, {1: 1.0})
 
@@ -731,15 +733,20 @@ def test_several_runs_that_agree_are_as_uncertain_as_one():
 
 
 def test_a_failed_run_is_no_attempt():
-    asked = system(
+    answering = system(
         fail_on=lambda call: call == 1
     )  # one run of question 1, which the others get right
-    found = (
-        evaluate_agent(asked, [TASK], runs=2, progress=False)
+    evaluation = (
+        evaluate_agent(answering, [TASK], runs=2, progress=False)
         .result("system", "sums")
         .repeated["exact_match"]
     )
-    assert (found["pass@1"].n, found["pass@2"].n, found["majority@2"].n, found["spread"].n) == (
+    assert (
+        evaluation["pass@1"].n,
+        evaluation["pass@2"].n,
+        evaluation["majority@2"].n,
+        evaluation["spread"].n,
+    ) == (
         20,
         19,
         19,

@@ -143,12 +143,17 @@ def test_a_prompt_is_not_better_for_failing_on_hard_rows():
 def test_two_stages():
     choosing = scores_of(rng(2), (0.5, 0.3, 0.7), 20)
     chosen = choose_challenger(choosing, rng())
-    found = judge_prompts(choosing, chosen, scores_of(rng(3), (0.5, 0.7), 300), delta=0.1)
-    assert found.chosen == chosen == 2 and found.verdict == "worth it" and found.tried == 2
-    assert found.gain.mean == pytest.approx(found.best - found.start) and not found.topped_up
-    assert found.sentence().startswith("worth it: ")
-    assert found.naive > 0
-    assert found.test.p_value < 0.2
+    judgement = judge_prompts(choosing, chosen, scores_of(rng(3), (0.5, 0.7), 300), delta=0.1)
+    assert (
+        judgement.chosen == chosen == 2 and judgement.verdict == "worth it" and judgement.tried == 2
+    )
+    assert (
+        judgement.gain.mean == pytest.approx(judgement.best - judgement.start)
+        and not judgement.topped_up
+    )
+    assert judgement.sentence().startswith("worth it: ")
+    assert judgement.naive > 0
+    assert judgement.test.p_value < 0.2
     none = judge_prompts(choosing, chosen, scores_of(rng(4), (0.1, 0.1), 800), delta=0.1)
     assert none.verdict == "not worth it" and none.sentence().startswith("not worth it: ")
 
@@ -220,9 +225,9 @@ def test_the_interval_covers_and_the_best_looking_does_not():
         generator = rng(seed)
         choosing = scores_of(generator, np.full(12, 0.5), 20)
         chosen = choose_challenger(choosing, generator)
-        found = judge_prompts(choosing, chosen, scores_of(generator, (0.5, 0.5), 136), 0.1)
-        covered.append(found.gain.low <= 0 <= found.gain.high)
-        naive.append(found.naive)
+        judgement = judge_prompts(choosing, chosen, scores_of(generator, (0.5, 0.5), 136), 0.1)
+        covered.append(judgement.gain.low <= 0 <= judgement.gain.high)
+        naive.append(judgement.naive)
     assert 0.92 < np.mean(covered) < 0.98 and np.mean(naive) > 0.1
 
 

@@ -65,25 +65,25 @@ def chat_of(chances, name="chat", **options):
 
 def test_a_prompt_that_helps_is_worth_it():
     chat = chat_of({"": 0.4, "Mine.": 0.4, "Say the rule.": 0.8})
-    found = headroom(ROWS, policy=chat, prompts=["Mine.", "Be brief.", "Say the rule."])
-    assert found.prompts.verdict == "worth it"
-    assert found.texts[found.prompts.chosen] == "Say the rule."
-    assert found.prompts.gain.low > 0.2
-    assert found.texts == [
+    measured = headroom(ROWS, policy=chat, prompts=["Mine.", "Be brief.", "Say the rule."])
+    assert measured.prompts.verdict == "worth it"
+    assert measured.texts[measured.prompts.chosen] == "Say the rule."
+    assert measured.prompts.gain.low > 0.2
+    assert measured.texts == [
         "Mine.",
         "Be brief.",
         "Say the rule.",
         "",
     ]
-    assert found.calls == {"prompts": len(chat.calls)} and len(chat.calls) <= 512
-    assert found.cost_usd == pytest.approx(0.001 * len(chat.calls)) and found.delta == 0.1
-    assert "Say the rule." in found.report() and "worth it" in found.report()
+    assert measured.calls == {"prompts": len(chat.calls)} and len(chat.calls) <= 512
+    assert measured.cost_usd == pytest.approx(0.001 * len(chat.calls)) and measured.delta == 0.1
+    assert "Say the rule." in measured.report() and "worth it" in measured.report()
 
 
 def test_prompts_that_change_nothing_are_not_worth_it():
-    found = headroom(ROWS, policy=chat_of({"": 0.95}), prompts=["Mine.", "Other."], calls=1600)
-    assert found.prompts.verdict == "not worth it" and found.calls["prompts"] <= 1600
-    assert "%" in found.report(), "how many good ones the tried ones still allow"
+    measured = headroom(ROWS, policy=chat_of({"": 0.95}), prompts=["Mine.", "Other."], calls=1600)
+    assert measured.prompts.verdict == "not worth it" and measured.calls["prompts"] <= 1600
+    assert "%" in measured.report(), "how many good ones the tried ones still allow"
 
 
 def test_the_stages_share_no_row():
@@ -101,9 +101,9 @@ def test_the_stages_share_no_row():
 def test_an_undecided_first_look_is_topped_up_once():
     def measure(**options):
         chat = chat_of({"": 0.5, "a": 0.5, "b": 0.6})
-        found = headroom(ROWS, policy=chat, prompts=["a", "b"], calls=140, **options)
-        assert found.calls["prompts"] == len(chat.calls)
-        return found
+        measured = headroom(ROWS, policy=chat, prompts=["a", "b"], calls=140, **options)
+        assert measured.calls["prompts"] == len(chat.calls)
+        return measured
 
     first = measure()
     second = measure(top_up_calls=1000)
@@ -128,8 +128,8 @@ def test_a_reference_writes_the_further_prompts():
     assert found.further is not None
     shown = reference.calls[0][0]["content"]
     examples = [row["question"] for row in ROWS if row["question"] in shown]
-    asked = [call[-1]["content"] for call in chat.calls]
-    measured = {question for question in asked if asked.count(question) == 2}
+    last_messages = [call[-1]["content"] for call in chat.calls]
+    measured = {question for question in last_messages if last_messages.count(question) == 2}
     assert len(examples) == 8 and len(measured) > 90 and not measured & set(examples), (
         "its examples measure no gain"
     )
@@ -137,10 +137,10 @@ def test_a_reference_writes_the_further_prompts():
 
 @pytest.mark.parametrize("reply", ["no prompt", "<prompt>never closed", ServerFailed("down")])
 def test_a_reference_that_writes_nothing(reply):
-    found = headroom(ROWS, policy=chat_of({}), prompts=[""], reference=ScriptedChat([reply]))
-    assert found.prompts is None
-    assert "no prompt" in found.stopped
-    assert "Stopped early" in found.report()
+    measured = headroom(ROWS, policy=chat_of({}), prompts=[""], reference=ScriptedChat([reply]))
+    assert measured.prompts is None
+    assert "no prompt" in measured.stopped
+    assert "Stopped early" in measured.report()
 
 
 def test_reading_prompts_is_linear():
@@ -156,25 +156,27 @@ def test_few_rows_are_answered_twice_and_routed():
         wanted = ("even", "odd")[number % 2]
         return f"Answer: {'yes' if wanted in messages[0]['content'] else 'no'}"
 
-    found = headroom(ROWS[:60], policy=ScriptedChat(reply), prompts=["even", "odd"])
-    assert found.router.low > 0.2 and "router" in found.report()
+    measured = headroom(ROWS[:60], policy=ScriptedChat(reply), prompts=["even", "odd"])
+    assert measured.router.low > 0.2 and "router" in measured.report()
     many = headroom(ROWS, policy=ScriptedChat(reply), prompts=["even", "odd"], calls=200)
     assert many.router is None, "one answer to each row"
 
 
 def test_an_outage_is_no_score():
     chat = chat_of({"": 0.5, "b": 0.9}, fail_on=lambda number: number % 10 == 0)
-    found = headroom(ROWS, policy=chat, prompts=["a", "b"])
-    assert found.prompts.verdict == "worth it" and found.failed > 20
-    assert found.prompts.gain.n < 190 and "without a score" in found.report()
+    measured = headroom(ROWS, policy=chat, prompts=["a", "b"])
+    assert measured.prompts.verdict == "worth it" and measured.failed > 20
+    assert measured.prompts.gain.n < 190 and "without a score" in measured.report()
 
 
 def test_an_error_that_none_escapes_keeps_what_was_measured():
     chat = chat_of({"b": 0.9})
     broken = ScriptedChat([Misconfigured("wrong key", status=401)])
-    found = headroom(ROWS, policy=chat, prompts=["a", "b"], llm=broken, pool={"x": chat, "y": chat})
-    assert found.prompts is not None and found.requests is None and found.pool is None
-    assert "wrong key" in found.stopped and set(found.calls) == {"prompts", "requests"}
+    measured = headroom(
+        ROWS, policy=chat, prompts=["a", "b"], llm=broken, pool={"x": chat, "y": chat}
+    )
+    assert measured.prompts is not None and measured.requests is None and measured.pool is None
+    assert "wrong key" in measured.stopped and set(measured.calls) == {"prompts", "requests"}
 
 
 class Prompted:
@@ -205,14 +207,14 @@ class Prompted:
 
 def test_an_agents_system_prompt_is_measured_too():
     agent = Prompted()
-    found = headroom(ROWS, policy=agent, prompts=["Mine.", "Good."])
-    assert found.prompts.verdict == "worth it"
+    measured = headroom(ROWS, policy=agent, prompts=["Mine.", "Good."])
+    assert measured.prompts.verdict == "worth it"
     assert {prompt for prompt, _ in agent.asked} == {
         "Mine.",
         "Good.",
         None,
     }
-    assert agent.spec.system_prompt == "Mine." and found.calls["prompts"] == 0, "it asks nobody"
+    assert agent.spec.system_prompt == "Mine." and measured.calls["prompts"] == 0, "it asks nobody"
 
 
 # --- signal ---------------------------------------------------------------------------------------------------------
@@ -247,21 +249,24 @@ class Untrained:
 
 def test_the_signal_of_an_untrained_agent():
     agent = Untrained(calls_each=0)
-    found = headroom(ROWS, agent=agent, group_size=8)
-    assert found.signal.rows == 64 and agent.rollouts == 512 and found.calls == {"signal": 0}
-    assert found.signal.differing.low < 1 / 3 < found.signal.differing.high
-    assert found.signal.verdict == "worth it"
-    assert found.signal.pass_at[1].mean == pytest.approx(0.5, abs=0.15)
-    assert found.training == ("worth it", found.signal.sentence()) and "pass@8" in found.report()
+    measured = headroom(ROWS, agent=agent, group_size=8)
+    assert measured.signal.rows == 64 and agent.rollouts == 512 and measured.calls == {"signal": 0}
+    assert measured.signal.differing.low < 1 / 3 < measured.signal.differing.high
+    assert measured.signal.verdict == "worth it"
+    assert measured.signal.pass_at[1].mean == pytest.approx(0.5, abs=0.15)
+    assert (
+        measured.training == ("worth it", measured.signal.sentence())
+        and "pass@8" in measured.report()
+    )
 
 
 @pytest.mark.parametrize(("calls", "max_turns"), [(100, 3), (512, 3), (512, 6), (64, 5)])
 def test_a_signal_never_makes_more_calls_than_allowed(calls, max_turns):
     agent = Untrained(calls_each=2, max_turns=max_turns)
-    found = headroom(ROWS, agent=agent, group_size=4, calls=calls)
-    assert found.calls["signal"] == 2 * agent.rollouts <= calls
-    assert found.signal.rows == agent.rollouts / 4
-    assert found.cost_usd == pytest.approx(0.02 * agent.rollouts)
+    measured = headroom(ROWS, agent=agent, group_size=4, calls=calls)
+    assert measured.calls["signal"] == 2 * agent.rollouts <= calls
+    assert measured.signal.rows == agent.rollouts / 4
+    assert measured.cost_usd == pytest.approx(0.02 * agent.rollouts)
 
 
 def test_rewards_of_the_training_are_the_signal():
@@ -271,14 +276,14 @@ def test_rewards_of_the_training_are_the_signal():
         seen.append((len(prompts), set(completions), answers[0]))
         return [0.25] * len(completions)
 
-    found = headroom(ROWS, agent=Untrained(calls_each=0), group_size=4, reward=reward)
-    assert found.signal.verdict == "not worth it" and found.signal.pass_at[1].mean == 0
+    measured = headroom(ROWS, agent=Untrained(calls_each=0), group_size=4, reward=reward)
+    assert measured.signal.verdict == "not worth it" and measured.signal.pass_at[1].mean == 0
     assert seen[0] == (32, {"yes", "no"}, ["yes"])
 
 
 def test_rollouts_lost_to_form_are_told():
-    found = headroom(ROWS, agent=Untrained(calls_each=0, status="truncated"), group_size=4)
-    assert found.signal.lost_to_form.mean == 1 and "form" in found.report()
+    measured = headroom(ROWS, agent=Untrained(calls_each=0, status="truncated"), group_size=4)
+    assert measured.signal.lost_to_form.mean == 1 and "form" in measured.report()
 
 
 # --- refinement -----------------------------------------------------------------------------------------------------
@@ -294,8 +299,8 @@ def puzzle_refiner(seed=0, **options):
 def test_what_a_refinement_repairs_and_breaks():
     rows = make_puzzles(60, seed=3)
     settings = {"metric": score_puzzles, "prompts": [DEFAULT_PROMPT]}
-    found = headroom(rows, refiner=puzzle_refiner(max_steps=4), calls=1200, **settings)
-    refinement = found.refinement
+    measured = headroom(rows, refiner=puzzle_refiner(max_steps=4), calls=1200, **settings)
+    refinement = measured.refinement
     assert refinement.wrong + refinement.right == refinement.gain.n > 30
     assert refinement.repaired <= refinement.wrong
     moved = (refinement.repaired - refinement.broken) / refinement.gain.n
@@ -304,15 +309,15 @@ def test_what_a_refinement_repairs_and_breaks():
         == pytest.approx(moved)
         == pytest.approx(refinement.refined - refinement.plain)
     )
-    assert 0 < found.calls["refinement"] <= 1200 and "repaired" in found.report()
+    assert 0 < measured.calls["refinement"] <= 1200 and "repaired" in measured.report()
 
 
 @pytest.mark.parametrize("calls", [40, 100, 333])
 def test_a_refinement_never_makes_more_calls_than_allowed(calls):
-    found = headroom(
+    measured = headroom(
         make_puzzles(60), refiner=puzzle_refiner(max_steps=4), calls=calls, metric=score_puzzles
     )
-    assert 0 < found.calls["refinement"] <= calls and found.refinement.gain.n >= 2
+    assert 0 < measured.calls["refinement"] <= calls and measured.refinement.gain.n >= 2
 
 
 def score_puzzles(predictions, answers):
@@ -327,33 +332,39 @@ def score_puzzles(predictions, answers):
 
 def test_the_ceiling_of_requests():
     chat = chat_of({"": 0.3, "Split": 0.9})
-    found = headroom(ROWS, llm=chat)
-    assert found.requests.gain.low > 0.3 and found.requests.low < 0.95 < found.requests.high
-    assert found.calls == {"requests": 512} and found.requests.repeats == 4
-    asked = {call[-1]["content"] for call in chat.calls}
-    assert len(asked) == 4 * 32 and all("question" in text for text in asked)
+    measured = headroom(ROWS, llm=chat)
+    assert (
+        measured.requests.gain.low > 0.3 and measured.requests.low < 0.95 < measured.requests.high
+    )
+    assert measured.calls == {"requests": 512} and measured.requests.repeats == 4
+    last_messages = {call[-1]["content"] for call in chat.calls}
+    assert len(last_messages) == 4 * 32 and all("question" in text for text in last_messages)
 
 
 def test_training_is_not_worth_it_below_its_ceiling():
     """The agent has a signal, and the model it asks once knows no more than it does."""
     agent = Untrained(calls_each=0, max_turns=2)
-    found = headroom(ROWS, agent=agent, llm=chat_of({"": 0.05}), calls=1024)
-    assert found.signal.verdict == "worth it" and found.training[0] == "not worth it"
-    assert "perfectly" in found.report()
+    measured = headroom(ROWS, agent=agent, llm=chat_of({"": 0.05}), calls=1024)
+    assert measured.signal.verdict == "worth it" and measured.training[0] == "not worth it"
+    assert "perfectly" in measured.report()
 
 
 def test_one_request_is_no_ceiling_of_several():
     """An agent that asks several times may learn what no single request brings out."""
     agent = Untrained(calls_each=0, max_turns=3)
-    found = headroom(ROWS, agent=agent, llm=chat_of({"": 0.05}), calls=1024)
-    assert found.training == ("worth it", found.signal.sentence())
+    measured = headroom(ROWS, agent=agent, llm=chat_of({"": 0.05}), calls=1024)
+    assert measured.training == ("worth it", measured.signal.sentence())
 
 
 def test_a_pool_of_models():
     pool = {"small": chat_of({"": 0.2}, "s"), "large": chat_of({"": 0.9}, "l")}
-    found = headroom(ROWS, pool=pool, repeats=2, calls=200)
-    assert found.pool.each["large"].mean > found.pool.each["small"].mean + 0.4
-    assert found.calls == {"pool": 200} and "large" in found.report() and found.pool.naive.n == 50
+    measured = headroom(ROWS, pool=pool, repeats=2, calls=200)
+    assert measured.pool.each["large"].mean > measured.pool.each["small"].mean + 0.4
+    assert (
+        measured.calls == {"pool": 200}
+        and "large" in measured.report()
+        and measured.pool.naive.n == 50
+    )
 
 
 class Conductor(Untrained):
@@ -398,19 +409,19 @@ def workers():
 
 
 def test_workers_are_measured_alone_with_an_oracle():
-    found = headroom(ROWS, pool=workers(), repeats=2, calls=160)
-    each = found.pool.each
+    measured = headroom(ROWS, pool=workers(), repeats=2, calls=160)
+    each = measured.pool.each
     assert each["agent"].mean == 1.0 and each["tool"].mean == pytest.approx(0.5, abs=0.25)
-    assert each["model"].mean < 0.6 and found.pool.naive.mean == 1.0
-    assert found.pool.naive.n == 160 // (2 * 4), "the agent may take two calls"
-    assert found.calls == {"pool": 2 * 20 * 3} and found.costs["pool"] > 2 * 20 * 0.5
-    assert "agent" in found.report() and found.figures.find("router").high == 1.0
+    assert each["model"].mean < 0.6 and measured.pool.naive.mean == 1.0
+    assert measured.pool.naive.n == 160 // (2 * 4), "the agent may take two calls"
+    assert measured.calls == {"pool": 2 * 20 * 3} and measured.costs["pool"] > 2 * 20 * 0.5
+    assert "agent" in measured.report() and measured.figures.find("router").high == 1.0
 
 
 def test_a_conductors_workers_are_measured_by_themselves():
     agent = Conductor(workers(), calls_each=2)
-    found = headroom(ROWS, agent=agent, group_size=4, repeats=1, calls=300)
-    assert set(found.pool.each) == {"model", "tool", "agent"} and found.calls["pool"] <= 300
+    measured = headroom(ROWS, agent=agent, group_size=4, repeats=1, calls=300)
+    assert set(measured.pool.each) == {"model", "tool", "agent"} and measured.calls["pool"] <= 300
     alone = headroom(ROWS, agent=Conductor(Workers({"one": chat_of({})})), calls=300, group_size=4)
     assert alone.pool is None, "an oracle needs two workers to choose from"
 
@@ -419,8 +430,8 @@ def test_a_conductors_workers_are_measured_by_themselves():
 def test_a_conductors_calls_are_within_the_number(calls):
     """Each of its two asking turns may make four calls, each of which may take two."""
     agent = Conductor(workers(), calls_each=16)
-    found = headroom(ROWS, agent=agent, group_size=4, repeats=1, calls=calls)
-    assert found.calls["signal"] == 16 * agent.rollouts <= calls
+    measured = headroom(ROWS, agent=agent, group_size=4, repeats=1, calls=calls)
+    assert measured.calls["signal"] == 16 * agent.rollouts <= calls
     with pytest.raises(ValueError, match="64"):
         headroom(ROWS, agent=agent, group_size=4, repeats=1, calls=63)
 
@@ -476,13 +487,13 @@ def test_settings_may_be_passed_as_an_object():
 
 def test_a_result_is_saved_and_awaited(tmp_path):
     chat = chat_of({"b": 0.9})
-    found = asyncio.run(
+    measured = asyncio.run(
         aheadroom(ROWS, policy=chat, prompts=["a", "b"], llm=chat, agent=Untrained(calls_each=0))
     )
-    path = found.save(tmp_path / "run")
+    path = measured.save(tmp_path / "run")
     saved = json.loads(path.read_text())
-    assert path.name == HEADROOM_FILE and saved["prompts"]["verdict"] == found.prompts.verdict
-    assert saved["prompts"]["sentence"] in found.report()
+    assert path.name == HEADROOM_FILE and saved["prompts"]["verdict"] == measured.prompts.verdict
+    assert saved["prompts"]["sentence"] in measured.report()
     assert saved["signal"]["pass_at"]["1"]["n"] == 64
     assert saved["requests"]["low"] <= saved["requests"]["high"] and saved["training"]
     assert Headroom().report().startswith("Calls: none")
@@ -491,9 +502,9 @@ def test_a_result_is_saved_and_awaited(tmp_path):
 
 def test_a_model_that_refuses_every_request():
     chat = ScriptedChat([BadRequest("no")])
-    found = headroom(ROWS, policy=chat, prompts=["a", "b"], calls=100)
-    assert "BadRequest: no" in found.stopped and len(chat.calls) < 20, "it ends after one prompt"
-    assert found.prompts is None and found.failed > 0 and "score" in found.stopped
+    measured = headroom(ROWS, policy=chat, prompts=["a", "b"], calls=100)
+    assert "BadRequest: no" in measured.stopped and len(chat.calls) < 20, "it ends after one prompt"
+    assert measured.prompts is None and measured.failed > 0 and "score" in measured.stopped
     other = headroom(
         ROWS,
         policy=ScriptedChat([BadRequest("no")]),
@@ -547,16 +558,18 @@ def test_a_second_measurement_pays_for_nothing(tmp_path):
 
 def test_figures_are_read_from_the_file(tmp_path):
     chat = chat_of({"b": 0.9})
-    found = headroom(ROWS, policy=chat, prompts=["a", "b"], llm=chat, agent=Untrained(calls_each=0))
-    found.save(tmp_path)
+    measured = headroom(
+        ROWS, policy=chat, prompts=["a", "b"], llm=chat, agent=Untrained(calls_each=0)
+    )
+    measured.save(tmp_path)
     figures = HeadroomFigures.read(tmp_path)
-    assert figures == HeadroomFigures.read(tmp_path / HEADROOM_FILE) == found.figures
+    assert figures == HeadroomFigures.read(tmp_path / HEADROOM_FILE) == measured.figures
     floor = figures.find("floor")
     ceiling = figures.find("ceiling")
-    assert floor.mean == found.signal.pass_at[1].mean and ceiling.high == found.requests.high
-    assert figures.find("prompt_gain").low == found.prompts.gain.low
-    assert figures.find("differing").mean == found.signal.differing.mean
-    assert figures.calls == sum(found.calls.values()) and figures.sentences["training"]
+    assert floor.mean == measured.signal.pass_at[1].mean and ceiling.high == measured.requests.high
+    assert figures.find("prompt_gain").low == measured.prompts.gain.low
+    assert figures.find("differing").mean == measured.signal.differing.mean
+    assert figures.calls == sum(measured.calls.values()) and figures.sentences["training"]
     assert len(figures.lines()) == len(figures.figures) + 1
 
 

@@ -32,11 +32,11 @@ def squad_normalised(text: str) -> str:
 def squad_f1(prediction: str, answers: list[str]) -> float:
     best = 0.0
     for answer in answers:
-        said = squad_normalised(prediction).split()
+        words = squad_normalised(prediction).split()
         gold = squad_normalised(answer).split()
-        same = sum((Counter(said) & Counter(gold)).values())
+        same = sum((Counter(words) & Counter(gold)).values())
         if same:
-            precision = same / len(said)
+            precision = same / len(words)
             recall = same / len(gold)
             best = max(best, 2 * precision * recall / (precision + recall))
     return best
@@ -211,10 +211,12 @@ def test_a_metric_of_the_package_as_an_object(script):
     import evaluate
 
     overlap = evaluate.load(script("overlap"))
-    found = find_metrics(
+    found_metrics = find_metrics(
         {"length": overlap, "mine": evaluate.load(script("same")), "token_f1": "token_f1"}
     )
-    assert found["length"](["abc"], [["a"]]) == [3] and found["mine"](["a"], [["b"]]) == [0.0]
+    assert found_metrics["length"](["abc"], [["a"]]) == [3] and found_metrics["mine"](
+        ["a"], [["b"]]
+    ) == [0.0]
     assert list(find_metrics([evaluate.load(script("same")), exact_match_of_all])) == [
         "same",
         "exact_match_of_all",

@@ -97,9 +97,9 @@ file = home + "/trace.json"
 os.remove(file), os.mkdir(home + "/sessions"), os.symlink({str(outside)!r}, home + "/sessions/linked")
 {spoils.replace("OUTSIDE", repr(str(outside / "a.json")))}
 """
-    one = own(tmp_path, answer=("trace.json", "info"), trace="sessions/linked/*.json")
+    harness = own(tmp_path, answer=("trace.json", "info"), trace="sessions/linked/*.json")
     (tmp_path / "agent.py").write_text(textwrap.dedent(AGENT) + ends)
-    rollout, _ = play_program(one, row=ROW)
+    rollout, _ = play_program(harness, row=ROW)
     assert (rollout.status, rollout.answer) == ("malformed", None)
     assert rollout.counts["program/witness_differences"] == 0
 
@@ -109,21 +109,22 @@ def test_a_harness_that_gives_up_at_a_reply_that_was_cut_learns(tmp_path):
         'print("log line', 'sys.exit("Incomplete") if said else print("log line'
     )
     for text, status in (("x" * 999, "malformed"), ("whole", "failed")):
-        one = own(tmp_path)
+        harness = own(tmp_path)
         (tmp_path / "agent.py").write_text(giving_up)
-        assert play_program(one, lambda *_, text=text: text, row=ROW)[0].status == status
+        assert play_program(harness, lambda *_, text=text: text, row=ROW)[0].status == status
 
 
 def test_a_harness_that_gives_up_at_an_empty_reply_learns(tmp_path):
     """qwen-code asks three times and ends with an error: the policy's doing."""
-    one = own(tmp_path)
+    harness = own(tmp_path)
     (tmp_path / "agent.py").write_text(
         AGENT.replace('print("log line', 'sys.exit("Empty") if not said else print("log line')
     )
     assert (
-        play_program(one, lambda *_: "<think>\nhm\n</think>\n\n", row=ROW)[0].status == "malformed"
+        play_program(harness, lambda *_: "<think>\nhm\n</think>\n\n", row=ROW)[0].status
+        == "malformed"
     )
-    assert play_program(one, lambda *_: "whole", row=ROW)[0].status == "answered"
+    assert play_program(harness, lambda *_: "whole", row=ROW)[0].status == "answered"
 
 
 def test_the_table_of_harnesses():

@@ -186,10 +186,12 @@ def test_espl_takes_the_place_of_gepas_engine(tmp_path):
 
     rows = [{"n": n, "country": "Kenya"} for n in range(3)]
     settings = {"reference": reference, "checkpoint": tmp_path / "state.json"}
-    found = optimize_anything("Always say Lima", evaluator, rows, rows, "the capital", **settings)
-    assert found.best.text == "Always say Nairobi" and found.stopped is None
+    optimised = optimize_anything(
+        "Always say Lima", evaluator, rows, rows, "the capital", **settings
+    )
+    assert optimised.best.text == "Always say Nairobi" and optimised.stopped is None
     assert (
-        found.steps[0].failed == 1 / 3 and found.steps[0].reward == 0.0
+        optimised.steps[0].failed == 1 / 3 and optimised.steps[0].reward == 0.0
     )  # of the two that were evaluated
     assert "the candidate was 'Always say Lima'" in read[0]
     assert "Right answer: the capital" in read[0]
@@ -202,13 +204,13 @@ def test_a_candidate_can_be_all_there_is_to_evaluate():
     from agentic_prompting.evolution import EvolveConfig
 
     config = EvolveConfig(steps=4, problems_per_step=1, num_generations=1, reflect_on="imperfect")
-    found = optimize_anything(
+    result = optimize_anything(
         "Always say Lima",
         lambda candidate: float("Nairobi" in candidate),
         reference=lambda messages: BLOCK,
         config=config,
     )
-    assert found.best.text == "Always say Nairobi"
+    assert result.best.text == "Always say Nairobi"
     down = optimize_anything(
         "x", lambda candidate: 1 / 0, reference=lambda messages: BLOCK, config=config
     )

@@ -104,7 +104,7 @@ def test_a_harness_trains_three_steps(name, monkeypatch, tmp_path):
     trainer = MultiTurnGRPOTrainer(
         model, None, args, [ROW] * 3, processing_class=tokenizer, environment=program
     )
-    seen = rows_learned(trainer)
+    learned_rows = rows_learned(trainer)
     program.close()
     # Without its command of submission mini-swe-agent has no answer.
     idle = "malformed" if name == "mini-swe-agent" else "answered"
@@ -119,7 +119,7 @@ def test_a_harness_trains_three_steps(name, monkeypatch, tmp_path):
         assert found == EXPECTED.get(name, (3, 1, 0))
     # Every sample is in the loss, token for token and once; but titles.
     drawn = Counter(program.samples)
-    in_loss = Counter(samples_in(seen))
+    in_loss = Counter(samples_in(learned_rows))
     auxiliary = sum(one.counts["program/auxiliary_calls"] for one in program.played)
     assert not in_loss - drawn and sum((drawn - in_loss).values()) == auxiliary
 

@@ -55,8 +55,8 @@ def outcomes():
                 "m", server.base_url, api_key="sk-planted-0123456789", timeout=3, max_retries=1
             ) as chat:
                 replies = replies_to(chat, FAULTS)
-            asked = [request["messages"][-1]["content"] for request in server.requests]
-    return {name: (reply, asked.count(name)) for name, reply in replies.items()}
+            last_messages = [request["messages"][-1]["content"] for request in server.requests]
+    return {name: (reply, last_messages.count(name)) for name, reply in replies.items()}
 
 
 def test_there_are_many_ways():

@@ -66,9 +66,9 @@ def test_an_agent_is_shown_no_thought():
     assert without_thoughts(reply) == replace(reply, text="It is.")
 
     cut = Reply("<think>Is it Rome, or", finish_reason="length", usage=usage)
-    shown = without_thoughts(cut)
-    assert isinstance(shown.error, BadReply) and "max_tokens" in str(shown.error)
-    assert (shown.text, shown.usage, shown.finish_reason) == ("", usage, "length")
+    visible = without_thoughts(cut)
+    assert isinstance(visible.error, BadReply) and "max_tokens" in str(visible.error)
+    assert (visible.text, visible.usage, visible.finish_reason) == ("", usage, "length")
 
     for unchanged in (Reply(" It is.\n"), Reply("<think>"), Reply(error=ServerFailed("down"))):
         assert without_thoughts(unchanged) is unchanged

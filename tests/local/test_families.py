@@ -120,12 +120,12 @@ def test_log_probabilities_are_those_of_a_forward_pass(family, model, tokenizer)
     """Rows join and leave, and conversations go on from keys and values that were kept."""
     policy = local_policy(model, tokenizer, end_of_turn_ids=NO_END, max_batch_size=3)
     first = [SampleRequest(text, 2 + 3 * n, n, conversation=n) for n, text in enumerate(texts(5))]
-    said = sample(policy, first)
+    samples = sample(policy, first)
     then = [
         replace(request, context=[*request.context, *one.ids, *text], max_new_tokens=6)
-        for request, one, text in zip(first, said, texts(5, 1, 12, seed=1), strict=True)
+        for request, one, text in zip(first, samples, texts(5, 1, 12, seed=1), strict=True)
     ]
-    for request, one in zip(first + then, said + sample(policy, then), strict=True):
+    for request, one in zip(first + then, samples + sample(policy, then), strict=True):
         with torch.no_grad():
             options = {} if family == "Mamba" else {"output_router_logits": False}
             scores = model(torch.tensor([request.context + one.ids]), **options).logits

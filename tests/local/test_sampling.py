@@ -346,13 +346,15 @@ def test_the_outermost_numbers_draw_possible_tokens(number):
 )
 def test_a_greedy_request_among_others(policy, tokenizer, sampling):
     """It gets the likeliest tokens, the others theirs."""
-    asked = requests_for(tokenizer, 8)
-    mixed = [replace(request, greedy=row % 2 == 0) for row, request in enumerate(asked)]
+    requests = requests_for(tokenizer, 8)
+    mixed = [replace(request, greedy=row % 2 == 0) for row, request in enumerate(requests)]
     cold = replace(sampling, temperature=0)
-    got = without_logprobs(TransformersSampler(policy, tokenizer, sampling)(mixed))
-    drawn = without_logprobs(TransformersSampler(policy, tokenizer, sampling)(asked))
-    greedy = without_logprobs(TransformersSampler(policy, tokenizer, cold)(asked))
-    assert got == [(greedy if request.greedy else drawn)[row] for row, request in enumerate(mixed)]
+    samples = without_logprobs(TransformersSampler(policy, tokenizer, sampling)(mixed))
+    drawn = without_logprobs(TransformersSampler(policy, tokenizer, sampling)(requests))
+    greedy = without_logprobs(TransformersSampler(policy, tokenizer, cold)(requests))
+    assert samples == [
+        (greedy if request.greedy else drawn)[row] for row, request in enumerate(mixed)
+    ]
     assert drawn != greedy
 
 

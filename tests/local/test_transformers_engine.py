@@ -89,15 +89,15 @@ def test_the_logits_are_those_of_reading_everything(policy, tokenizer):
     """Not only the same tokens: keys and values are in the right place, with the right positions."""
     engine = TransformersEngine(policy, tokenizer)
     first = [SampleRequest(list(range(10, 10 + n)), 3, n, conversation=n) for n in (3, 9, 5)]
-    said = sample(engine, first)
+    samples = sample(engine, first)
     replies = ([7, 8], [9] * 11, [30])
     then = [
         replace(request, context=[*request.context, *one.ids, *reply], max_new_tokens=9)
-        for request, one, reply in zip(first, said, replies, strict=True)
+        for request, one, reply in zip(first, samples, replies, strict=True)
     ]
     fresh = SampleRequest([40, 41, 42, 43], 6, 0, conversation=99)
     for request, one in zip(
-        [*first, *then, fresh], said + sample(engine, [*then, fresh]), strict=True
+        [*first, *then, fresh], samples + sample(engine, [*then, fresh]), strict=True
     ):
         whole = torch.tensor([request.context + one.ids])
         with torch.no_grad():

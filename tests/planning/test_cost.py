@@ -24,24 +24,26 @@ ARGS = {
 
 
 def test_calls_tokens_and_dollars_follow_from_the_configuration():
-    found = estimate_cost(
+    estimate = estimate_cost(
         ARGS,
         10**9,
         gpus=8,
         price=(1.0, 2.0),
         assumptions=Assumptions(calls=2, call_input=500, call_output=100),
     )
-    assert (found.steps, found.rollouts) == (100, 64) and found.calls == 2 * 64 * 100
-    assert found.tokens == found.calls * 600 and found.usd == pytest.approx(found.calls * 700 / 1e6)
-    assert "assumed: calls 2" in found.notes[0] and found.hours_with_lead is None
+    assert (estimate.steps, estimate.rollouts) == (100, 64) and estimate.calls == 2 * 64 * 100
+    assert estimate.tokens == estimate.calls * 600 and estimate.usd == pytest.approx(
+        estimate.calls * 700 / 1e6
+    )
+    assert "assumed: calls 2" in estimate.notes[0] and estimate.hours_with_lead is None
 
 
 def test_steps_follow_from_rows():
     args = {**ARGS, "max_steps": -1, "num_generations": 5, "generation_batch_size": 640}
-    found = estimate_cost(args, 10**9, gpus=8, rows=5120)
-    assert found.steps == 400 and found.calls == 3 * 640 * 40
+    estimate = estimate_cost(args, 10**9, gpus=8, rows=5120)
+    assert estimate.steps == 400 and estimate.calls == 3 * 640 * 40
     every_step = estimate_cost({**args, "generation_batch_size": None}, 10**9, gpus=8, rows=5120)
-    assert found.sampling_seconds < every_step.sampling_seconds / 5  # one wait for ten steps
+    assert estimate.sampling_seconds < every_step.sampling_seconds / 5  # one wait for ten steps
     with pytest.raises(ValueError, match="set max_steps"):
         estimate_cost({"max_steps": -1}, 10**9)
 
@@ -70,35 +72,38 @@ def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
     usage = Usage(400, 100, cost_usd=0.01)
     records = []
     for calls in (1, 3):
-        one = Rollout([1], row={"question": f"q{calls}", "answers": ["a"]})
+        rollout = Rollout([1], row={"question": f"q{calls}", "answers": ["a"]})
         for _ in range(calls):
-            one.add_turn(
+            rollout.add_turn(
                 Sample([5] * 50), parse_turn("<interaction_prompt> more </interaction_prompt>")
             )
-            one.add_observation(
+            rollout.add_observation(
                 Observation("noted", replies=(Reply("noted", usage=usage),), seconds=4.0), [6] * 10
             )
-        records.append(rollout_record(one.finish("out_of_turns"), mode="train", step=0))
+        records.append(rollout_record(rollout.finish("out_of_turns"), mode="train", step=0))
     log.write(records)
     (tmp_path / "rollouts" / "log.jsonl").write_text('{"step": 1, "step_time": 7.5}\n')
-    found = estimate_cost(ARGS, 10**9, pilot=tmp_path)
-    assert found.calls == 2 * 8 * 100 and found.usd == pytest.approx(0.02 * 8 * 100)
-    assert found.intervals["calls"] == (1.0, 3.0)
-    assert found.intervals["agent_tokens"] == (
+    estimate = estimate_cost(ARGS, 10**9, pilot=tmp_path)
+    assert estimate.calls == 2 * 8 * 100 and estimate.usd == pytest.approx(0.02 * 8 * 100)
+    assert estimate.intervals["calls"] == (1.0, 3.0)
+    assert estimate.intervals["agent_tokens"] == (
         50.0,
         150.0,
     )
     names = "calls, agent_tokens, call_seconds, usd"
     pilot = f"{tmp_path}: 2 rollouts of 2 questions"
-    assert names in found.notes[0] and pilot in found.notes[0]
-    assert found.notes[1].startswith("assumed: call_input 700, call_output 250, bandwidth")
-    assert "7.5 s" in found.notes[2]
+    assert names in estimate.notes[0] and pilot in estimate.notes[0]
+    assert estimate.notes[1].startswith("assumed: call_input 700, call_output 250, bandwidth")
+    assert "7.5 s" in estimate.notes[2]
     free = [
         {**record, "worth_usd": 0.0} for record in records
     ]  # of a large LLM whose price is not known
     RolloutLog(tmp_path / "free" / "rollouts").write(free)
-    found = estimate_cost(ARGS, 10**9, pilot=tmp_path / "free", price=(1.0, 2.0))
-    assert found.usd == pytest.approx(found.calls * 1200 / 1e6) and "usd" not in found.intervals
+    estimate = estimate_cost(ARGS, 10**9, pilot=tmp_path / "free", price=(1.0, 2.0))
+    assert (
+        estimate.usd == pytest.approx(estimate.calls * 1200 / 1e6)
+        and "usd" not in estimate.intervals
+    )
     with pytest.raises(ValueError, match="no finished rollouts"):
         estimate_cost(ARGS, 10**9, pilot=tmp_path / "nothing")
 
@@ -110,17 +115,17 @@ def test_a_pool_is_paid_by_its_workers():
         "mini": Worker(OpenAIChat("gpt-4o-mini", "http://localhost:1/v1")),
     }
     assumptions = Assumptions(calls=3, call_input=1000, call_output=100)
-    found = estimate_cost(ARGS, 10**9, pool=pool, assumptions=assumptions)
-    share = found.calls / 3
-    assert share == 8 * 100 and found.workers["coder"].usd == pytest.approx(0.01 * share)
-    assert found.workers["tool"].usd == 0.0
-    assert found.workers["mini"].usd == pytest.approx(0.00021 * share)
-    assert found.usd == pytest.approx(0.01021 * share)
-    assert "worker coder: 800 calls, $8.00" in str(found)
-    assert "same share" in found.notes[1]
+    estimate = estimate_cost(ARGS, 10**9, pool=pool, assumptions=assumptions)
+    share = estimate.calls / 3
+    assert share == 8 * 100 and estimate.workers["coder"].usd == pytest.approx(0.01 * share)
+    assert estimate.workers["tool"].usd == 0.0
+    assert estimate.workers["mini"].usd == pytest.approx(0.00021 * share)
+    assert estimate.usd == pytest.approx(0.01021 * share)
+    assert "worker coder: 800 calls, $8.00" in str(estimate)
+    assert "same share" in estimate.notes[1]
     unpriced = {**pool, "other": Worker(lambda messages: "")}
-    found = estimate_cost(ARGS, 10**9, pool=unpriced, price=(1.0, 1.0))
-    assert found.workers["other"].usd is None and found.usd is None
+    estimate = estimate_cost(ARGS, 10**9, pool=unpriced, price=(1.0, 1.0))
+    assert estimate.workers["other"].usd is None and estimate.usd is None
 
 
 def test_a_pilot_says_who_of_a_pool_is_asked(tmp_path):
@@ -136,10 +141,10 @@ def test_a_pilot_says_who_of_a_pool_is_asked(tmp_path):
     }
     record = rollout_record(rollout.finish("out_of_turns"), mode="train", step=0)
     RolloutLog(tmp_path / "rollouts").write([record])
-    found = estimate_cost(ARGS, 10**9, pool={"coder": Worker(str, usd=1.0)}, pilot=tmp_path)
-    assert found.calls == found.workers["coder"].calls == 2 * 8 * 100  # two calls in one turn
-    assert found.usd == found.workers["coder"].usd == pytest.approx(0.02 * 800)
-    assert found.to_json()["workers"]["tool"] == {"calls": 0.0, "usd": 0.0}
+    estimate = estimate_cost(ARGS, 10**9, pool={"coder": Worker(str, usd=1.0)}, pilot=tmp_path)
+    assert estimate.calls == estimate.workers["coder"].calls == 2 * 8 * 100  # two calls in one turn
+    assert estimate.usd == estimate.workers["coder"].usd == pytest.approx(0.02 * 800)
+    assert estimate.to_json()["workers"]["tool"] == {"calls": 0.0, "usd": 0.0}
 
 
 def piloted(folder, questions, rollouts):
@@ -147,13 +152,13 @@ def piloted(folder, questions, rollouts):
     records = []
     for number in range(questions):
         for _ in range(rollouts):
-            one = Rollout([1], row={"question": f"q{number}"})
+            rollout = Rollout([1], row={"question": f"q{number}"})
             for _ in range(number % 5):
-                one.add_turn(
+                rollout.add_turn(
                     Sample([5]), parse_turn("<interaction_prompt> more </interaction_prompt>")
                 )
-                one.add_observation(Observation("noted", seconds=float(number % 3)), [6])
-            records.append(rollout_record(one.finish("out_of_turns"), mode="train", step=0))
+                rollout.add_observation(Observation("noted", seconds=float(number % 3)), [6])
+            records.append(rollout_record(rollout.finish("out_of_turns"), mode="train", step=0))
     RolloutLog(folder / "rollouts").write(records)
     return estimate_cost(ARGS, 10**9, pilot=folder)
 
@@ -169,26 +174,30 @@ def test_the_rollouts_of_a_question_are_no_independent_pilots(tmp_path):
 
 
 def test_a_pilot_of_one_question_has_no_intervals(tmp_path):
-    found = piloted(tmp_path, 1, 8)
-    assert found.calls == 0
-    assert found.intervals == {}
-    assert "8 rollouts of 1 question" in found.notes[0]
-    assert "assumed: call_input" in found.notes[1]  # and not the calls, which were measured
+    estimate = piloted(tmp_path, 1, 8)
+    assert estimate.calls == 0
+    assert estimate.intervals == {}
+    assert "8 rollouts of 1 question" in estimate.notes[0]
+    assert "assumed: call_input" in estimate.notes[1]  # and not the calls, which were measured
 
 
 def test_a_lead_hides_the_wait():
     pace = Pace(groups=2, rollouts=2, turns=2, tokens=5, reply=2.0, update=2.0)
     waiting, ahead = (run_on_virtual_clock(pace, "server", lead, 6) for lead in (0, 1))
     assert ahead["step_s"] < waiting["step_s"] and waiting["age"] == 0
-    found = estimate_cost({**ARGS, "async_lead": 0.0}, 10**9, gpus=1)
-    assert found.hours_with_lead < found.hours
+    estimate = estimate_cost({**ARGS, "async_lead": 0.0}, 10**9, gpus=1)
+    assert estimate.hours_with_lead < estimate.hours
 
 
 def test_a_lead_hides_no_more_than_the_rollouts_of_a_block():
     """Ten steps learn from a block here: what its rollouts take is shared by them, and the updates remain."""
     args = {**ARGS, "async_lead": 0.0, "generation_batch_size": 640}
-    found = estimate_cost(args, 4 * 10**9, gpus=8)
-    assert found.steps * found.training_seconds / 3600 <= found.hours_with_lead < found.hours
+    estimate = estimate_cost(args, 4 * 10**9, gpus=8)
+    assert (
+        estimate.steps * estimate.training_seconds / 3600
+        <= estimate.hours_with_lead
+        < estimate.hours
+    )
     colocated = {**args, "use_vllm": True, "vllm_mode": "colocate"}
     assert (
         estimate_cost(colocated, 4 * 10**9, gpus=8).hours_with_lead is None

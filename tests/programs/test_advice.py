@@ -51,8 +51,8 @@ def test_most_rollouts_with_a_single_call(turns, n, warned, caplog):
         return "done"
 
     play_program(program_of(agent), n=n)
-    told = warnings_in(caplog)
-    assert [text.split(".")[0] for text in told] == [
+    warnings = warnings_in(caplog)
+    assert [text.split(".")[0] for text in warnings] == [
         "32 of the last 32 rollouts made a single call"
     ] * warned
 
@@ -96,9 +96,9 @@ def test_a_history_that_comes_back_changed(changed, says, caplog):
     async def agent(row, say):
         messages = [Q]
         for i in range(4):
-            said = await say(changed(messages))
+            completion = await say(changed(messages))
             messages += [
-                {"role": "assistant", "content": said.content},
+                {"role": "assistant", "content": completion.content},
                 {"role": "user", "content": f"more {i}"},
             ]
         return "done"
@@ -107,8 +107,8 @@ def test_a_history_that_comes_back_changed(changed, says, caplog):
     for _ in range(2):
         turns = itertools.count(1)
         play_program(program, lambda text, request, turns=turns: f"turn {next(turns)}")
-    told = warnings_in(caplog)
-    assert len(told) == (says is not None) and all(says in text for text in told)
+    warnings = warnings_in(caplog)
+    assert len(warnings) == (says is not None) and all(says in text for text in warnings)
 
 
 def test_tools_in_another_order(caplog):
@@ -118,8 +118,8 @@ def test_tools_in_another_order(caplog):
     ]
 
     async def agent(row, say):
-        said = await say([Q], tools=tools)
-        await say([Q, {"role": "assistant", "content": said.content}, Q], tools=tools[::-1])
+        completion = await say([Q], tools=tools)
+        await say([Q, {"role": "assistant", "content": completion.content}, Q], tools=tools[::-1])
         return "done"
 
     play_program(program_of(agent))
@@ -162,8 +162,8 @@ def test_rollouts_that_fail_where_the_policy_writes_little(failing, mistakes, wa
     play_program(
         program_of(agent, mistakes=mistakes), lambda text, request: "x" * next(lengths), n=48
     )
-    told = [text for text in warnings_in(caplog) if "wrote less" in text]
-    assert len(told) == warned and all("mistakes=" in text for text in told)
+    warnings = [text for text in warnings_in(caplog) if "wrote less" in text]
+    assert len(warnings) == warned and all("mistakes=" in text for text in warnings)
 
 
 def test_wishes_that_make_no_difference_are_said_once(caplog):

@@ -27,7 +27,7 @@ read_google = partial(Google().read_request, path=GOOGLE.format("streamGenerateC
 
 
 def test_a_request_of_messages_as_a_coding_agent_sends_it():
-    asked = Messages().read_request(
+    request = Messages().read_request(
         {
             "model": "policy",
             "max_tokens": 16384,
@@ -79,7 +79,7 @@ def test_a_request_of_messages_as_a_coding_agent_sends_it():
         }
     )
     calls = (CALL, ToolCall("call_2", "write", "{}"))
-    assert asked.messages == (
+    assert request.messages == (
         ChatMessage("system", "You code."),
         ChatMessage("user", "Create a file"),
         ChatMessage("assistant", "", "hm", calls),
@@ -87,15 +87,15 @@ def test_a_request_of_messages_as_a_coding_agent_sends_it():
         ChatMessage("tool", "no"),
         ChatMessage("user", "go on"),
     )
-    assert asked.messages[2].handle == "handle-1"
-    assert (asked.max_tokens, asked.stream, asked.stops, asked.allows_tool_calls) == (
+    assert request.messages[2].handle == "handle-1"
+    assert (request.max_tokens, request.stream, request.stops, request.allows_tool_calls) == (
         16384,
         True,
         ("END",),
         True,
     )
-    assert [tool["function"]["name"] for tool in asked.tools] == ["write"]
-    assert asked.other_settings == {"temperature": 1, "tools": "web_search_20250305"}
+    assert [tool["function"]["name"] for tool in request.tools] == ["write"]
+    assert request.other_settings == {"temperature": 1, "tools": "web_search_20250305"}
 
 
 def test_a_request_of_google_as_a_coding_agent_sends_it():
@@ -104,7 +104,7 @@ def test_a_request_of_google_as_a_coding_agent_sends_it():
         "type": "OBJECT",
         "properties": {"path": {"type": "STRING", "description": "The type of it."}},
     }
-    asked = read_google(
+    request = read_google(
         {
             "systemInstruction": {"role": "user", "parts": [{"text": "You code."}]},
             "generationConfig": {
@@ -162,7 +162,7 @@ def test_a_request_of_google_as_a_coding_agent_sends_it():
             ],
         }
     )
-    assert asked.messages == (
+    assert request.messages == (
         ChatMessage("system", "You code."),
         ChatMessage("user", "Today is Monday. Create a file"),
         ChatMessage("assistant", "", "hm", (ToolCall("", "write", '{"path": "a.txt"}'),)),
@@ -171,8 +171,8 @@ def test_a_request_of_google_as_a_coding_agent_sends_it():
         ChatMessage("tool", "again"),
         ChatMessage("tool", '{"error": "no"}'),
     )
-    assert asked.messages[2].handle == "aGFuZGxl"
-    assert (asked.model, asked.stream, asked.max_tokens, asked.stops) == (
+    assert request.messages[2].handle == "aGFuZGxl"
+    assert (request.model, request.stream, request.max_tokens, request.stops) == (
         "agent",
         True,
         99,
@@ -182,8 +182,11 @@ def test_a_request_of_google_as_a_coding_agent_sends_it():
         "type": "object",
         "properties": {"path": {"type": "string", "description": "The type of it."}},
     }
-    assert [tool["function"]["parameters"] for tool in asked.tools] == [lowered, {"type": "object"}]
-    assert asked.other_settings == {
+    assert [tool["function"]["parameters"] for tool in request.tools] == [
+        lowered,
+        {"type": "object"},
+    ]
+    assert request.other_settings == {
         "temperature": 1,
         "top_p": 0.95,
         "top_k": 64,
@@ -285,8 +288,8 @@ def parsed(stream):
 
 
 def test_the_whole_set_of_events_of_a_message():
-    said = Completion("agent", "text", "hm", (CALL, BROKEN), "tool_calls", 5, 7, id="h")
-    events = parsed(Messages().write_events(said, ASKED))
+    completion = Completion("agent", "text", "hm", (CALL, BROKEN), "tool_calls", 5, 7, id="h")
+    events = parsed(Messages().write_events(completion, ASKED))
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
     thought = [block[0], block[1], *block[1:]]
     kinds = ["message_start", "ping", *thought, *block * 3, "message_delta", "message_stop"]
@@ -302,7 +305,7 @@ def test_the_whole_set_of_events_of_a_message():
     assert [one["index"] for one in events if one["type"] == block[0]] == [0, 1, 2, 3]
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
     assert events[-2]["usage"]["output_tokens"] == 7
-    whole = Messages().write_body(said)
+    whole = Messages().write_body(completion)
     assert [one["input"] for one in whole["content"][2:]] == [{"path": "a.txt"}, {}]
     assert (
         Messages().write_body(Completion("agent", "x", finish_reason="length"))["stop_reason"]
@@ -319,8 +322,8 @@ def test_messages_name_the_stop_sequence():
 
 
 def test_a_reply_of_google_is_one_event():
-    said = Completion("agent", "", "hm", (CALL, BROKEN), "tool_calls", 5, 7, id="abcd")
-    (whole,) = parsed(Google().write_events(said, ASKED))
+    completion = Completion("agent", "", "hm", (CALL, BROKEN), "tool_calls", 5, 7, id="abcd")
+    (whole,) = parsed(Google().write_events(completion, ASKED))
     (candidate,) = whole["candidates"]
     thought, first, second = candidate["content"]["parts"]
     assert thought == {"text": "hm", "thought": True} and candidate["finishReason"] == "STOP"

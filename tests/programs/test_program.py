@@ -37,10 +37,10 @@ def client(base_url, api_key, **options):
 
 
 async def say(base_url, api_key, messages=ASK, **options):
-    made = await client(base_url, api_key).chat.completions.create(
+    completion = await client(base_url, api_key).chat.completions.create(
         model="agent", messages=messages, **options
     )
-    return made.choices[0]
+    return completion.choices[0]
 
 
 def decoded(ids):
@@ -400,8 +400,8 @@ def test_a_large_llm_is_counted_and_its_failure_ends_the_rollout():
     async def agent(row, base_url, api_key):
         await say(base_url, api_key)
         try:
-            asked = client(base_url, api_key).chat.completions
-            return (await asked.create(model="big", messages=ASK)).choices[0].message.content
+            completions = client(base_url, api_key).chat.completions
+            return (await completions.create(model="big", messages=ASK)).choices[0].message.content
         except openai.APIError:
             return "sorry"
 
@@ -770,12 +770,12 @@ def test_requests_that_no_client_sends_get_an_error_in_the_form_of_openai(caplog
     assert "base_url ends with /v1 already" in found[1][1]["message"]
     assert found[2][1]["message"].startswith("GET /v1/chat/completions is not served")
     assert found[3][1]["code"] == "request_too_large" and "4194304" in found[3][1]["message"]
-    told = [
+    records = [
         record
         for record in caplog.records
         if "cannot be read" in record.getMessage() and record.levelname == "WARNING"
     ]
-    assert len(told) == 1, "once, however often an agent sends it"
+    assert len(records) == 1, "once, however often an agent sends it"
 
 
 @pytest.mark.parametrize("options", [{"timeout": float("nan")}, {"timeout": 0}, {"max_calls": 0}])

@@ -208,17 +208,17 @@ def test_responses_tools_are_flattened_and_hosted_ones_dropped():
             "tools": [{"type": "function", "name": "g"}, {"type": "custom", "name": "c"}],
         },
     ]
-    asked = Responses().read_request(
+    request = Responses().read_request(
         {"model": "agent", "input": "q", "instructions": "be brief", "tools": tools}
     )
-    assert [tool["function"]["name"] for tool in asked.tools] == [
+    assert [tool["function"]["name"] for tool in request.tools] == [
         "f",
         "g",
         "c",
     ]
-    assert asked.custom_tools == {"c"}
-    assert all(set(tool) == {"type", "function"} for tool in asked.tools)
-    assert asked.messages == (ChatMessage("system", "be brief"), ChatMessage("user", "q"))
+    assert request.custom_tools == {"c"}
+    assert all(set(tool) == {"type", "function"} for tool in request.tools)
+    assert request.messages == (ChatMessage("system", "be brief"), ChatMessage("user", "q"))
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def kinds(stream):
 
 
 def test_the_whole_set_of_events_of_a_response():
-    said = Completion("agent", "text", "thought", (ISSUED,), "tool_calls", 5, 7)
+    completion = Completion("agent", "text", "thought", (ISSUED,), "tool_calls", 5, 7)
     text = ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
     thought = [
         f"reasoning_summary_{one}" for one in ("part.added", "text.delta", "text.done", "part.done")
@@ -269,7 +269,7 @@ def test_the_whole_set_of_events_of_a_response():
     call = ["function_call_arguments.delta", "function_call_arguments.done"]
     items = [["output_item.added", *one, "output_item.done"] for one in (thought, text, call)]
     expected = ["created", "in_progress", *(one for item in items for one in item), "completed"]
-    assert kinds(Responses().write_events(said, CompletionRequest("agent", ()))) == [
+    assert kinds(Responses().write_events(completion, CompletionRequest("agent", ()))) == [
         f"response.{one}" for one in expected
     ]
     cut = Completion("agent", "text", finish_reason="length")

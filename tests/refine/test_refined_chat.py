@@ -24,8 +24,10 @@ from support.refine_models import PROMPT, Log, RuleModel, critic, refiner, words
 
 def conversation(*texts, system=None):
     roles = ["user", "assistant"] * len(texts)
-    said = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
-    return ([{"role": "system", "content": system}] if system else []) + said
+    expected_messages = [
+        {"role": role, "content": text} for role, text in zip(roles, texts, strict=False)
+    ]
+    return ([{"role": "system", "content": system}] if system else []) + expected_messages
 
 
 def test_a_refiner_as_a_chat_model():

@@ -111,5 +111,5 @@ def test_the_order_of_accuracies(tmp_path):
 
 
 def test_many_queries_at_once():
-    found = prorefine.batch_speed(n=16, latency=0.05)
-    assert found["speedup"] > 4 and found["queries"] == 16
+    figures = prorefine.batch_speed(n=16, latency=0.05)
+    assert figures["speedup"] > 4 and figures["queries"] == 16

@@ -290,9 +290,9 @@ def test_the_command(tmp_path, capsys):
     run = write_run(tmp_path, [one()])
     with pytest.raises(SystemExit) as ended:
         main(["report", str(run), "--no-pictures", "--json"])
-    said = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     assert ended.value.code == 0
-    assert said == {
+    assert printed == {
         "page": str(run / "report" / "index.html"),
         "pictures": [],
     }
@@ -427,11 +427,11 @@ def evaluated(folder, saved=True):
     def half(questions):
         return [question[1:] if int(question[1:]) % 2 else "no" for question in questions]
 
-    found = evaluate_agent(
+    evaluation = evaluate_agent(
         {"right": right, "half": half}, {"sums": ROWS}, runs=1, output=folder, progress=False
     )
     if saved:
-        save_run(folder, found)
+        save_run(folder, evaluation)
     return folder
 
 
@@ -439,18 +439,18 @@ def evaluated(folder, saved=True):
 def test_an_evaluations_folder_is_opened(tmp_path, saved):
     """Tables with intervals, paired tests, each answer; also without what `save_run` adds."""
     html = write_report(evaluated(tmp_path / "e", saved), pictures=False).read_text()
-    shown = block(html, "evaluation")
-    assert [row["system"] for row in shown["results"]] == ["right", "half"] or not saved
-    by_system = {row["system"]: row for row in shown["results"]}
+    section = block(html, "evaluation")
+    assert [row["system"] for row in section["results"]] == ["right", "half"] or not saved
+    by_system = {row["system"]: row for row in section["results"]}
     assert by_system["right"]["exact_match"].startswith("1.000 [")
     assert by_system["half"]["exact_match"][:5] == "0.500"
-    (difference,) = shown["differences"]
+    (difference,) = section["differences"]
     assert difference["better / worse / same"] in ("0 / 4 / 4", "4 / 0 / 4")
     assert difference["p (McNemar)"] == "0.125"
-    assert sorted(set(shown["columns"]["system"])) == ["half", "right"]
-    assert len(shown["columns"]["match"]) == 16
-    assert sum(shown["columns"]["match"]) == 12
-    (figure,) = shown["intervals"]
+    assert sorted(set(section["columns"]["system"])) == ["half", "right"]
+    assert len(section["columns"]["match"]) == 16
+    assert sum(section["columns"]["match"]) == 12
+    (figure,) = section["intervals"]
     assert (figure["task"], figure["metric"]) == ("sums", "exact_match")
     assert {name: mean for name, mean, *_ in figure["systems"]} == {"right": 1.0, "half": 0.5}
     assert all(0 < low <= mean <= high <= 1 for _, mean, low, high in figure["systems"])
@@ -464,10 +464,10 @@ def test_an_answer_is_judged_by_its_tasks_own_metric(tmp_path):
     from agentic_prompting.evaluation import EvaluationTask, evaluate_agent, save_run
 
     task = EvaluationTask("sums", [{"question": "q", "answers": ["8"]}], metrics=("integer_match",))
-    found = evaluate_agent(
+    evaluation = evaluate_agent(
         lambda qs: ["I count: 8 legs. Answer: 8"], [task], runs=1, output=tmp_path, progress=False
     )
-    save_run(tmp_path, found)
+    save_run(tmp_path, evaluation)
     assert block(write_report(tmp_path, pictures=False).read_text(), "evaluation")["columns"][
         "match"
     ] == [1.0]
@@ -549,15 +549,15 @@ def test_a_recording_makes_no_system_free(tmp_path):
             for kind, usd in (("dear", 10), ("cheap", 1))
         }
         systems = {kind: PromptedSystem(chat) for kind, chat in chats.items()}
-        found = evaluate_agent(
+        evaluation = evaluate_agent(
             systems, {"sums": ROWS}, runs=1, output=tmp_path / name, progress=False
         )
-        save_run(tmp_path / name, found)
+        save_run(tmp_path / name, evaluation)
         points = block(
             write_report(tmp_path / name, tmp_path / f"of-{name}", pictures=False).read_text(),
             "front",
         )
-        return sum(record["cost_usd"] for record in found.records), [
+        return sum(record["cost_usd"] for record in evaluation.records), [
             (point["name"], point["usd"]) for point in points
         ]
 

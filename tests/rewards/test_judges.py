@@ -127,8 +127,8 @@ def test_what_a_rollout_says_cannot_steer_the_judge(judge):
 
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=5), st.integers(2, 60))
 def test_nothing_in_a_rollout_is_a_tag(texts, most):
-    shown = show_rollout(episode(*texts), "rollout_1", most)
-    inner = shown.removeprefix("<rollout_1>\n").removesuffix("\n</rollout_1>")
+    text = show_rollout(episode(*texts), "rollout_1", most)
+    inner = text.removeprefix("<rollout_1>\n").removesuffix("\n</rollout_1>")
     ours = re.sub(r'</?(turn|reply)>|<left_out characters="\d+"/>', "", inner)
     assert "<" not in ours and ">" not in ours
 
@@ -137,9 +137,9 @@ def test_a_long_rollout_is_shortened_in_the_middle_and_says_so():
     rollout = episode("a" * 100, "b" * 100, "c" * 100)  # and 7 characters of each reply
     whole = show_rollout(rollout, "r", 314)
     assert "left_out" not in whole and "a" * 100 in whole
-    shown = show_rollout(rollout, "r", 30)
+    text = show_rollout(rollout, "r", 30)
     assert (
-        shown
+        text
         == f'<r>\n<turn>{"a" * 15}</turn>\n<left_out characters="284"/>\n<turn>{"c" * 15}</turn>\n</r>'
     )
     within = show_rollout(episode("x" * 20 + "y" * 20), "r", 4)
@@ -380,7 +380,7 @@ def test_the_example_measures_agreement(monkeypatch, capsys):
     """The second order takes away what the script's preference for a place costs."""
     monkeypatch.setattr("sys.argv", ["judge_agreement.py", "--groups", "40", "--json"])
     runpy.run_path(str(ROOT / "examples" / "judge_agreement.py"), run_name="__main__")
-    found = json.loads(capsys.readouterr().out)
-    assert [one["calls"] for one in found.values()] == [160, 40, 80]
-    rubric, one_order, both = (one["agreement"] for one in found.values())
+    summary = json.loads(capsys.readouterr().out)
+    assert [one["calls"] for one in summary.values()] == [160, 40, 80]
+    rubric, one_order, both = (one["agreement"] for one in summary.values())
     assert both > one_order + 0.1 and rubric > 0.75

@@ -279,8 +279,8 @@ def test_any_text_is_kept(tmp_path_factory, text):
     """Unicode as it is; half a surrogate pair, which no encoding has, as a question mark. One record stays one line."""
     folder = tmp_path_factory.mktemp("log")
     RolloutLog(folder).write([{"text": text}, {"text": "next"}])
-    kept = [record["text"] for record in read_rollouts(folder)]
-    assert kept == [text.encode("utf-8", "replace").decode(), "next"]
+    texts = [record["text"] for record in read_rollouts(folder)]
+    assert texts == [text.encode("utf-8", "replace").decode(), "next"]
 
 
 def test_unicode_and_lone_surrogates(tmp_path):

@@ -411,7 +411,7 @@ def test_gepa_finds_the_words(capsys):
     rows = as_rows(
         [question for question in split_by_country(1)[0] if {*question.chain} & {*RULES}]
     )
-    found = gepa.optimize(
+    optimised = gepa.optimize(
         {"system_prompt": PREAMBLE},
         trainset=rows[16:],
         valset=rows[:16],
@@ -419,6 +419,6 @@ def test_gepa_finds_the_words(capsys):
         reflection_lm=lambda asked: complete(GuardedReflector(), asked).text,
         max_metric_calls=300,
     )
-    principles = SystemPrompt.of(found.best_candidate["system_prompt"]).principles
-    scores = found.val_aggregate_scores
+    principles = SystemPrompt.of(optimised.best_candidate["system_prompt"]).principles
+    scores = optimised.val_aggregate_scores
     assert {STEPWISE, "say city amber"} <= {*principles} and max(scores) > scores[0] + 0.4

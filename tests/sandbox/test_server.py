@@ -112,8 +112,10 @@ def test_a_body_too_large_is_refused_unread(server, length):
         raw.sendall(
             f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode()
         )
-        said = b"".join(iter(lambda: raw.recv(4096), b""))  # to the end: the connection is closed
-    assert said.startswith(b"HTTP/1.1 413") and b"request_too_large" in said
+        received = b"".join(
+            iter(lambda: raw.recv(4096), b"")
+        )  # to the end: the connection is closed
+    assert received.startswith(b"HTTP/1.1 413") and b"request_too_large" in received
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org", ""])

@@ -85,8 +85,8 @@ def client(address, key="none", **options):
 
 def ask(address, **options):
     with client(address) as asking:
-        said = asking.chat.completions.create(model="agent", messages=QUESTION, **options)
-        return list(said) if options.get("stream") else said
+        completion = asking.chat.completions.create(model="agent", messages=QUESTION, **options)
+        return list(completion) if options.get("stream") else completion
 
 
 def metric(service, name, **labels):
@@ -100,18 +100,24 @@ def test_an_answer(serve):
     address = serve()
     with client(address) as asking:
         assert [model.id for model in asking.models.list()] == ["agent"]
-    said = ask(address)
-    assert said.choices[0].message.content == "Nairobi" and said.choices[0].finish_reason == "stop"
-    assert said.model == "agent"
-    assert said.usage.total_tokens == said.usage.prompt_tokens + said.usage.completion_tokens
-    assert not hasattr(said, "trajectory"), "only on request"
+    completion = ask(address)
+    assert (
+        completion.choices[0].message.content == "Nairobi"
+        and completion.choices[0].finish_reason == "stop"
+    )
+    assert completion.model == "agent"
+    assert (
+        completion.usage.total_tokens
+        == completion.usage.prompt_tokens + completion.usage.completion_tokens
+    )
+    assert not hasattr(completion, "trajectory"), "only on request"
 
 
 def test_the_trajectory_on_request(serve):
-    said = ask(serve(), extra_body={"trajectory": True})
-    assert [turn["kind"] for turn in said.trajectory["turns"]] == ["act", "answer"]
-    assert said.trajectory["observations"][0]["text"] == "the answer is Nairobi ."
-    assert said.trajectory["cost_usd"] == 0.25
+    completion = ask(serve(), extra_body={"trajectory": True})
+    assert [turn["kind"] for turn in completion.trajectory["turns"]] == ["act", "answer"]
+    assert completion.trajectory["observations"][0]["text"] == "the answer is Nairobi ."
+    assert completion.trajectory["cost_usd"] == 0.25
 
 
 def test_an_environment_begins_each_episode(tiny_policy):
@@ -162,8 +168,8 @@ def test_the_same_seed_is_the_same_episode(serve):
 def test_an_agent_without_an_answer_refuses(serve):
     """Its own failing: no error, and no text that could be taken for an answer."""
     address = serve(turns="done")
-    said = ask(address).choices[0]
-    assert said.message.content is None and "malformed" in said.message.refusal
+    choice = ask(address).choices[0]
+    assert choice.message.content is None and "malformed" in choice.message.refusal
     deltas = [chunk.choices[0].delta for chunk in ask(address, stream=True) if chunk.choices]
     assert any(delta.refusal for delta in deltas) and not any(delta.content for delta in deltas)
     assert metric(serve.service, "requests_total", model="agent", outcome="no_answer") == 2
@@ -173,8 +179,10 @@ def test_a_conversation_goes_on_after_a_reply_without_an_answer(serve):
     """A client sends our own reply back, whose content is `null`: it got a 400, and so did every later question."""
     address = serve(turns="no tags at all")
     with client(address) as asking:
-        said = asking.chat.completions.create(model="agent", messages=QUESTION).choices[0].message
-        history = [*QUESTION, said.model_dump(), *QUESTION]
+        message = (
+            asking.chat.completions.create(model="agent", messages=QUESTION).choices[0].message
+        )
+        history = [*QUESTION, message.model_dump(), *QUESTION]
         assert (
             asking.chat.completions.create(model="agent", messages=history)
             .choices[0]
@@ -183,29 +191,35 @@ def test_a_conversation_goes_on_after_a_reply_without_an_answer(serve):
     body = {"model": "agent", "messages": history}
     read = read_answer_request(json.dumps(body).encode(), ChatCompletions(), "")
     refused = read.messages[1]
-    assert refused == {"role": "assistant", "content": said.refusal} and "malformed" in said.refusal
+    assert (
+        refused == {"role": "assistant", "content": message.refusal}
+        and "malformed" in message.refusal
+    )
 
 
 def test_a_token_limit_ends_the_episode(serve):
-    said = ask(serve(), max_completion_tokens=16, extra_body={"trajectory": True})
-    assert said.choices[0].finish_reason == "length" and said.choices[0].message.content is None
+    completion = ask(serve(), max_completion_tokens=16, extra_body={"trajectory": True})
+    assert (
+        completion.choices[0].finish_reason == "length"
+        and completion.choices[0].message.content is None
+    )
 
 
 def test_what_the_agent_is_shown():
     spec = AgentSpec("Q: {question}", system_prompt="Evolved.", limits=Limits())
-    said = [
+    expected_messages = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "a {question}"},
         {"role": "assistant", "content": "b"},
         {"role": "user", "content": "c"},
     ]
-    assert conversation(spec, said) == [
+    assert conversation(spec, expected_messages) == [
         {"role": "system", "content": "Evolved.\n\nBe kind."},
         {"role": "user", "content": "a {question}"},
         {"role": "assistant", "content": "b"},
         {"role": "user", "content": "Q: c"},
     ]
-    assert conversation(AgentSpec(), said[-1:]) == said[-1:]
+    assert conversation(AgentSpec(), expected_messages[-1:]) == expected_messages[-1:]
 
 
 @pytest.mark.parametrize(
@@ -277,8 +291,8 @@ def test_any_chat_model_can_be_served():
         ServeConfig(),
     )
     with running(service) as address, client(address) as asking:
-        said = asking.chat.completions.create(model="prorefine", messages=QUESTION)
-        assert said.choices[0].message.content == "fine"
+        completion = asking.chat.completions.create(model="prorefine", messages=QUESTION)
+        assert completion.choices[0].message.content == "fine"
         with pytest.raises(openai.APIStatusError) as caught:
             asking.chat.completions.create(model="prorefine", messages=QUESTION)
         assert caught.value.status_code == 503
@@ -337,10 +351,10 @@ def test_an_outage_does_not_say_where_the_large_llm_is(tiny_policy, endpoint, mo
             pytest.raises(openai.APIStatusError) as caught,
         ):
             asking.chat.completions.create(model=model, messages=QUESTION)
-    said = str(caught.value.body)
+    body = str(caught.value.body)
     assert caught.value.status_code == (503 if endpoint == "down" else 502)
-    assert "127.0.0.1" not in said and url.split(":")[2].split("/")[0] not in said
-    assert ("no connection" if endpoint == "down" else "it broke") in said
+    assert "127.0.0.1" not in body and url.split(":")[2].split("/")[0] not in body
+    assert ("no connection" if endpoint == "down" else "it broke") in body
 
 
 @pytest.mark.parametrize("kind", KINDS.values())
@@ -678,7 +692,7 @@ def test_what_is_on_its_way_when_the_service_stops_gets_a_503(serve, monkeypatch
     chat = ScriptedChat([reply()], latency=60)
     address = serve(chat)
     with ThreadPoolExecutor(2) as threads:
-        asked = [
+        futures = [
             threads.submit(post, address, {"model": "agent", "messages": QUESTION, "stream": s})
             for s in (0, 1)
         ]
@@ -686,9 +700,9 @@ def test_what_is_on_its_way_when_the_service_stops_gets_a_503(serve, monkeypatch
         while len(chat.calls) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         serve.service.server.stop()  # as SIGTERM does
-        got = [future.result(timeout=30) for future in asked]
-    assert [status for status, _ in got] == [503, 503]
-    assert {said["error"]["code"] for _, said in got} == {"shutting_down"}
+        results = [future.result(timeout=30) for future in futures]
+    assert [status for status, _ in results] == [503, 503]
+    assert {said["error"]["code"] for _, said in results} == {"shutting_down"}
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -870,10 +884,10 @@ def test_200_at_once_share_batches(serve):
         async with openai.AsyncOpenAI(
             base_url=f"{address}/v1", api_key="x", max_retries=0, timeout=60
         ) as asking:
-            asked = [
+            pending = [
                 asking.chat.completions.create(model="agent", messages=QUESTION) for _ in range(200)
             ]
-            return await asyncio.gather(*asked)
+            return await asyncio.gather(*pending)
 
     answers = asyncio.run(ask_all())
     assert [said.choices[0].message.content for said in answers] == ["Nairobi"] * 200

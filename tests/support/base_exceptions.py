@@ -71,8 +71,8 @@ def tool(function: Callable[..., Any]) -> str:
     schema = {"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}
     rollout = Rollout([1])
     rollout.add_turn(Sample([2]), Turn(ASK, "act", True, request=ASK))
-    seen = run(observe(ToolEnvironment([Tool(schema, call)]), rollout))
-    return str(seen.error or seen.text)
+    observation = run(observe(ToolEnvironment([Tool(schema, call)]), rollout))
+    return str(observation.error or observation.text)
 
 
 def chat(function: Callable[..., Any]) -> str:

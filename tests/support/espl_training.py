@@ -34,8 +34,8 @@ class Reference(ScriptedChat):
         super().__init__(self._say, **options)
 
     def _say(self, messages):
-        asked = messages[-1]["content"]
-        if "JSON" not in asked:
+        request = messages[-1]["content"]
+        if "JSON" not in request:
             return "It went wrong at the second step."
         self.children += 1
         return EDIT % self.children

@@ -86,9 +86,11 @@ def test_all_processes_record_one_run(play, part):
 def test_advantages_do_not_depend_on_the_processes(play, part):
     """eq 1-2 of E-SPL, eq 14 of Prompt-R1: wherever a group's rows are computed."""
     alone = play("ddp", 1)[0][part]["advantages"]
-    seen = play("ddp")
+    processes = play("ddp")
     for step in range(3):
-        spread = [advantage for process in seen for advantage in process[part]["advantages"][step]]
+        spread = [
+            advantage for process in processes for advantage in process[part]["advantages"][step]
+        ]
         assert np.allclose(spread, alone[step], atol=1e-6) and np.ptp(alone[step]) > 0
 
 
@@ -151,9 +153,9 @@ def test_carried_groups_are_equally_many_everywhere(tiny_policy, tmp_path, backe
     }
     launch("distributed_runs.py", 2, {**settings, "carry": True})
     for method in ("prompt_r1", "espl"):
-        seen = [process[method] for process in read(tmp_path, 2)]
+        processes = [process[method] for process in read(tmp_path, 2)]
         for life, left in enumerate((range(12), None)):
-            steps = [process["groups"][life] for process in seen]
+            steps = [process["groups"][life] for process in processes]
             assert {len(numbers) for process in steps for numbers, *_ in process} == {1}
             numbers = sorted(
                 number for process in steps for groups, *_ in process for number in groups
@@ -163,15 +165,15 @@ def test_carried_groups_are_equally_many_everywhere(tiny_policy, tmp_path, backe
             ):  # from the fourth step on, what the first life had used by then is not used again
                 before = [
                     number
-                    for process in seen
+                    for process in processes
                     for groups, *_ in process["groups"][0][:3]
                     for number in groups
                 ]
                 left = sorted(set(range(12)) - set(before))
                 # Each turn of those was sampled in the first life and is not sampled again.
-                assert [process["asked"][1] for process in seen] == [0, 0]
+                assert [process["asked"][1] for process in processes] == [0, 0]
             assert numbers == list(left)
-            first, second = (process["outcomes"][life] for process in seen)
+            first, second = (process["outcomes"][life] for process in processes)
             assert column(first, "loss") == column(second, "loss")
             assert first["population"] == second["population"]
             assert (first["type"], first["sharded"]) == (TYPES[backend], backend in SHARDED)

@@ -40,10 +40,10 @@ class Numbered(Reference):
     """A principle whose number follows from what is asked, as a recorded reference gives."""
 
     def _say(self, messages):
-        asked = messages[-1]["content"]
+        request = messages[-1]["content"]
         return (
-            EDIT % (len(asked) + sum(map(ord, asked)))
-            if "JSON" in asked
+            EDIT % (len(request) + sum(map(ord, request)))
+            if "JSON" in request
             else "It went wrong at the second step."
         )
 
@@ -620,10 +620,10 @@ def test_resumed_run_is_the_uninterrupted_one(tiny_policy, rows, tmp_path, lag):
         """The same reply to the same question, as a recorded reference gives."""
 
         def _say(self, messages):
-            asked = messages[-1]["content"]
+            request = messages[-1]["content"]
             return (
-                EDIT % (len(asked) % 1000)
-                if "JSON" in asked
+                EDIT % (len(request) % 1000)
+                if "JSON" in request
                 else "It went wrong at the second step."
             )
 

@@ -78,10 +78,10 @@ def test_weights_move_and_everything_is_kept(tiny_policy, rows, tmp_path):
     }
     assert expected <= set(logged)
 
-    kept = list(read_rollouts(tmp_path / "rollouts"))
-    assert len(kept) == 8 and {record["step"] for record in kept} == {0, 1}
-    assert {record["rewards"]["prompt_r1_reward"] for record in kept} == {0.0, 1.0}
-    assert kept[0]["observations"][0]["text"] and kept[0]["question"]
+    records = list(read_rollouts(tmp_path / "rollouts"))
+    assert len(records) == 8 and {record["step"] for record in records} == {0, 1}
+    assert {record["rewards"]["prompt_r1_reward"] for record in records} == {0.0, 1.0}
+    assert records[0]["observations"][0]["text"] and records[0]["question"]
 
     spec = AgentSpec.load(tmp_path)
     assert spec == trainer.spec

@@ -182,22 +182,22 @@ MANY = pytest.param(10, marks=LONG)
 def test_killed_in_the_middle_a_program_that_repeats_pays_nothing_twice(
     asking_policy, tmp_path, kills
 ):
-    seen = killed_runs.killed_and_resumed(
+    outcome = killed_runs.killed_and_resumed(
         asking_policy, tmp_path, kills, steps=4, program="repeats"
     )
-    assert seen["tried"] == seen["resumed"] == kills, seen
-    assert seen["paid_twice"] == 0 and abs(seen["paid_in_vain"]) <= 2 * kills, (
-        seen
+    assert outcome["tried"] == outcome["resumed"] == kills, outcome
+    assert outcome["paid_twice"] == 0 and abs(outcome["paid_in_vain"]) <= 2 * kills, (
+        outcome
     )  # a token in 10^5 may be another
 
 
 @pytest.mark.parametrize("kills", [1, MANY])
 def test_killed_in_the_middle_a_program_that_differs_is_counted(asking_policy, tmp_path, kills):
-    seen = killed_runs.killed_and_resumed(
+    outcome = killed_runs.killed_and_resumed(
         asking_policy, tmp_path, kills, steps=4, program="differs"
     )
-    assert seen["tried"] == seen["resumed"] == kills, seen
-    assert seen["uncounted"] == 0, seen
+    assert outcome["tried"] == outcome["resumed"] == kills, outcome
+    assert outcome["uncounted"] == 0, outcome
 
 
 @pytest.mark.parametrize("kills", [1, MANY])
@@ -205,11 +205,11 @@ def test_killed_in_the_middle_a_harness_leaves_nothing_at_the_next_start(
     asking_policy, tmp_path, kills
 ):
     """No process, no folder, and the port is free; and the resumed run goes on as after any other kill."""
-    seen = killed_runs.killed_and_resumed(
+    outcome = killed_runs.killed_and_resumed(
         asking_policy, tmp_path, kills, steps=3, program="stand_in"
     )
-    assert seen["tried"] == seen["resumed"] == kills and seen["left"] == 0, seen
-    assert seen["paid_twice"] == 0 and abs(seen["paid_in_vain"]) <= 2 * kills, seen
+    assert outcome["tried"] == outcome["resumed"] == kills and outcome["left"] == 0, outcome
+    assert outcome["paid_twice"] == 0 and abs(outcome["paid_in_vain"]) <= 2 * kills, outcome
 
 
 def test_ahead_of_the_weights_programs_without_a_call_are_failures(tiny_policy, tmp_path):
@@ -352,9 +352,9 @@ def test_a_program_is_served_as_one_model(tiny_policy):
         return row["question"].upper()
 
     answers = AgentAnswers(PromptAgent.from_pretrained(tiny_policy, Program(agent)))
-    said = run(answers([{"role": "user", "content": "which ?"}], 0, None))
-    assert said.text == "WHICH ?" and said.usage.completion_tokens > 0
-    assert len(said.trajectory["sequences"]) == 2
+    reply = run(answers([{"role": "user", "content": "which ?"}], 0, None))
+    assert reply.text == "WHICH ?" and reply.usage.completion_tokens > 0
+    assert len(reply.trajectory["sequences"]) == 2
 
 
 @pytest.mark.parametrize("name", ["program", "agent"])

@@ -152,12 +152,12 @@ def test_a_spent_budget_stops_training_with_a_checkpoint_and_the_bill(tiny_polic
             run(100)
         assert "Spent so far: environment $105.0000 (105 tokens)" in str(it.value)
         assert (tmp_path / "checkpoint-1").exists()
-        asked = len(server.requests)
+        request_count = len(server.requests)
         with pytest.raises(
             BudgetExceeded, match="105 of the budget of 100 tokens are spent in all"
         ):
             run(100, resume_from_checkpoint=True)  # found out before the model is loaded
-        assert len(server.requests) == asked, "a restart does not get the budget again"
+        assert len(server.requests) == request_count, "a restart does not get the budget again"
         assert run(10_000, resume_from_checkpoint=True).state.global_step == 3
     assert Budget(path=tmp_path / "spending.sqlite").spent().tokens == 15 * len(server.requests)
 
@@ -199,10 +199,10 @@ class Judged:
 
     def __call__(self, rollout, answers, **kwargs):
         pairs = zip(rollout, answers, strict=True)
-        asked = [
+        futures = [
             start(self.judge(one.row["question"], one.answer or "", golds)) for one, golds in pairs
         ]
-        return [future.result() for future in asked]
+        return [future.result() for future in futures]
 
 
 def test_what_a_judge_spends_is_the_jobs(tiny_policy, rows, tmp_path):
@@ -327,10 +327,10 @@ def test_a_recorded_run_replays_bit_for_bit_without_the_server(asking_policy, ro
 
 def test_a_killed_run_goes_on_and_no_reply_is_paid_twice(asking_policy, tmp_path):
     """One kill at a random moment; ten in `benchmarks/reliability/faults.py`."""
-    seen = killed_runs.killed_and_resumed(asking_policy, tmp_path, kills=1, steps=4)
-    assert seen["tried"] == seen["resumed"] == 1, seen
-    assert (seen["paid_twice"], seen["paid_in_vain"]) == (0, 0), seen
-    assert seen["same_losses"] and seen["same_weights"]
+    outcome = killed_runs.killed_and_resumed(asking_policy, tmp_path, kills=1, steps=4)
+    assert outcome["tried"] == outcome["resumed"] == 1, outcome
+    assert (outcome["paid_twice"], outcome["paid_in_vain"]) == (0, 0), outcome
+    assert outcome["same_losses"] and outcome["same_weights"]
 
 
 # --- secrets ------------------------------------------------------------------------------------------------------

@@ -427,17 +427,19 @@ def test_the_demo_against_an_oracle_of_its_own_process(runs):
     """The embedded default is only a default: the same script, the oracle somewhere else."""
     run = runs["separate_oracle"].check()
     assert set(run.summary) >= SUMMARY_KEYS and run.summary["failed_rollouts"] == 0
-    asked = [record for record in run.records if record["observations"]]
-    assert len(asked) > len(run.records) / 2, (
+    records_with_replies = [record for record in run.records if record["observations"]]
+    assert len(records_with_replies) > len(run.records) / 2, (
         "the policy of this test asks; else nothing is shown here"
     )
     oracle = Oracle()
-    for record in asked:
+    for record in records_with_replies:
         requests = [parse_turn(turn["text"]).request for turn in record["turns"]]
         replies = [observation["text"] for observation in record["observations"]]
         assert replies == [oracle.answer(request) for request in requests[: len(replies)]]
-    assert any("the answer is Swahili ." in str(record["observations"]) for record in asked)
-    assert any(record["status"] == "answered" for record in asked)
+    assert any(
+        "the answer is Swahili ." in str(record["observations"]) for record in records_with_replies
+    )
+    assert any(record["status"] == "answered" for record in records_with_replies)
     # The evaluation before and after went to the same endpoint.
     trajectories = json.loads((run.folder / "trajectories.json").read_text())
     assert any(
@@ -453,9 +455,9 @@ def test_the_demo_against_a_server_that_is_not_ours(runs):
     """`transformers serve` with a random model: nonsense for replies, and everything goes on."""
     run = runs["transformers_serve"].check()
     assert set(run.summary) >= SUMMARY_KEYS
-    asked = [record for record in run.records if record["observations"]]
-    assert len(asked) > len(run.records) / 2
-    for record in asked:
+    records_with_replies = [record for record in run.records if record["observations"]]
+    assert len(records_with_replies) > len(run.records) / 2
+    for record in records_with_replies:
         for observation in record["observations"]:
             assert bool(observation["text"]) != bool(observation["error"]), (
                 "a reply or an error, never both"

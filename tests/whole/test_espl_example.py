@@ -90,10 +90,10 @@ def test_the_sandbox_end_to_end(warm, capsys):
         "--warm_start_steps=2",
         "--evolution_lag=0",
     )
-    shown = capsys.readouterr().out
-    assert "policy after, best prompt" in shown
-    assert "95 % interval" in shown
-    assert f"written to {warm}" in shown
+    printed = capsys.readouterr().out
+    assert "policy after, best prompt" in printed
+    assert "95 % interval" in printed
+    assert f"written to {warm}" in printed
     summary = json.loads((warm / "summary.json").read_text())
     assert summary["steps"] == 2 and summary["questions"] == 8 and len(summary["exact_match"]) == 4
     assert (warm / "system_prompt.txt").read_text().startswith("these are the rules of the house")
@@ -164,8 +164,8 @@ def test_a_closed_model_in_the_sandbox_and_its_resume(warm, capsys):
     first = capsys.readouterr().out
     assert "step 1" in first and "; held out: " in first and "written to" in first
     assert evolve(*options, "--steps", 3) == 0
-    shown = capsys.readouterr().out
-    assert "step 2" in shown and "step 1:" not in shown, "it goes on where it was stopped"
+    printed = capsys.readouterr().out
+    assert "step 2" in printed and "step 1:" not in printed, "it goes on where it was stopped"
 
 
 def test_a_closed_model_needs_models(tmp_path, capsys):

@@ -314,7 +314,7 @@ def test_installed_into_an_empty_environment(installed, tmp_path):
 def test_a_table_is_filled_and_reported_without_a_clone(installed, tmp_path):
     command = installed.parent / "agentic-prompting"
     config = "examples/configs/eval_prorefine_table1.yaml"
-    made = ran(
+    process = ran(
         command,
         "evaluate",
         "--config",
@@ -325,7 +325,7 @@ def test_a_table_is_filled_and_reported_without_a_clone(installed, tmp_path):
         cwd=tmp_path,
         env=clean(),
     )
-    assert "prorefine_verifier" in made and "written to" in made
+    assert "prorefine_verifier" in process and "written to" in process
     page = ran(command, "report", "table", "--no-pictures", cwd=tmp_path, env=clean()).strip()
     assert page == "table/report/index.html" and (tmp_path / page).is_file()
 

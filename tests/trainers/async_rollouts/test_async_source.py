@@ -525,10 +525,10 @@ def test_a_stopped_run_takes_the_replies_under_way_along(tiny_policy, rows, tmp_
     step = environment.step
 
     async def some_late(rollout):
-        said = await step(rollout)
+        observation = await step(rollout)
         if len(environment.paid) > 4:
             await asyncio.sleep(0.2)
-            return said
+            return observation
         raise RuntimeError("down")
 
     environment.step = some_late

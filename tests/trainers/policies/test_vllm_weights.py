@@ -195,8 +195,11 @@ def test_a_program_trains_through_it(train):
         messages = list(row["prompt"])
         for _ in range(2):
             reply = await agent.chat.completions.create(model="agent", messages=messages)
-            said = reply.choices[0].message
-            messages += [said.model_dump(exclude_none=True), {"role": "user", "content": "Nairobi"}]
+            message = reply.choices[0].message
+            messages += [
+                message.model_dump(exclude_none=True),
+                {"role": "user", "content": "Nairobi"},
+            ]
         await agent.chat.completions.create(model="agent", messages=messages[-1:])
         return "done"
 

@@ -70,29 +70,28 @@ class Models:
         self.start = START_PROMPTS[kind]
         self.words = RolePrompts()
         self.models: dict[str, Any] = puzzle_models(seed)
-        self.reader = PuzzleOptimizer(
-            seed, vague=0.0, untagged=0.0
-        )  # turns every remark into the advice that it means
+        # Turns every remark into the advice that it means.
+        self.reader = PuzzleOptimizer(seed, vague=0.0, untagged=0.0)
 
     def solve(self, prompt: str, question: str, sample: int = 0) -> Answer:
         from agentic_prompting.sandbox.puzzles import PuzzleSolver
 
-        fixed = random.Random(f"{self.seed} {question}").random() >= self.anew
-        text = PuzzleSolver(self.seed if fixed or not sample else 1000 * self.seed + sample).answer(
-            prompt, question
-        )
-        return Answer(
-            text, 1, _words(prompt, question) + len(text.split(" "))
-        )  # as the model counts its own usage
+        repeats_slips = random.Random(f"{self.seed} {question}").random() >= self.anew
+        seed = self.seed
+        if sample and not repeats_slips:
+            seed = 1000 * self.seed + sample
+        text = PuzzleSolver(seed).answer(prompt, question)
+        # As the model counts its own usage.
+        tokens = _words(prompt, question) + len(text.split(" "))
+        return Answer(text, 1, tokens)
 
     def ask(self, role: str, **values: str) -> Answer:
         from agentic_prompting.llm import fill
 
         system = self.words.role(role)
         request = fill(getattr(self.words, role), **values)
-        text = self.models[role].reply(
-            [{"role": "system", "content": system}, {"role": "user", "content": request}]
-        )
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": request}]
+        text = self.models[role].reply(messages)
         return Answer(text, 1, _words(system, request, text))
 
     def remarked(self, prompt: str, remarks: str) -> str:
@@ -115,45 +114,49 @@ def _sums(parts: Iterable[Answer], text: str) -> Answer:
 
 def best_of(models: Models, question: str, largest: int = LARGEST) -> list[Answer]:
     """The answers for n = 1 to `largest`: sample until the verifier accepts; the last sample counts if none passes."""
-    taken: list[Answer] = []
-    found: list[Answer] = []
+    calls: list[Answer] = []
+    answers: list[Answer] = []
     for sample in range(largest):
         answer = models.solve(models.start, question, sample)
         verdict = models.ask("verifier", query=question, output=answer.text)
-        taken += [answer, verdict]
-        found.append(_sums(taken, answer.text))
+        calls += [answer, verdict]
+        answers.append(_sums(calls, answer.text))
         if "<ACCURACY>1" in verdict.text:
             break
-    return found + found[-1:] * (largest - len(found))
+    return answers + answers[-1:] * (largest - len(answers))
 
 
 def self_consistency(models: Models, question: str, largest: int = LARGEST) -> list[Answer]:
     """The answers for n = 1 to `largest`: the most frequent result, the first among equally frequent ones."""
-    taken = [models.solve(models.start, question, sample) for sample in range(largest)]
+    samples = [models.solve(models.start, question, sample) for sample in range(largest)]
     votes = Counter[str]()
-    found = []
-    for n, answer in enumerate(taken, 1):
-        votes[answer.text.rpartition("Answer: ")[2]] += 1
-        found.append(_sums(taken[:n], f"Answer: {votes.most_common(1)[0][0]}"))
-    return found
+    answers = []
+    for n, sample in enumerate(samples, 1):
+        votes[sample.text.rpartition("Answer: ")[2]] += 1
+        most_frequent = votes.most_common(1)[0][0]
+        answers.append(_sums(samples[:n], f"Answer: {most_frequent}"))
+    return answers
 
 
 def self_refine(models: Models, question: str, largest: int = LARGEST) -> list[Answer]:
     """The answers after 1 to `largest` rounds of critique and rewriting, which end when the critic has no remark."""
     prompt = models.start
-    taken = [models.solve(models.start, question)]
-    found: list[Answer] = []
+    answer = models.solve(prompt, question)
+    calls = [answer]
+    answers: list[Answer] = []
     for sample in range(1, largest + 1):
         remarks = models.ask(
-            "feedback", query=question, output=taken[-1].text, state=models.words.complete
+            "feedback", query=question, output=answer.text, state=models.words.complete
         )
+        calls.append(remarks)
         if remarks.text == "CORRECT":
-            found.append(_sums([*taken, remarks], taken[-1].text))
+            answers.append(_sums(calls, answer.text))
             break
         prompt = models.remarked(prompt, remarks.text)
-        taken += [remarks, models.solve(prompt, question, sample)]
-        found.append(_sums(taken, taken[-1].text))
-    return found + found[-1:] * (largest - len(found))
+        answer = models.solve(prompt, question, sample)
+        calls.append(answer)
+        answers.append(_sums(calls, answer.text))
+    return answers + answers[-1:] * (largest - len(answers))
 
 
 def refined(
@@ -164,23 +167,22 @@ def refined(
     from agentic_prompting.refine import START_PROMPTS, ProRefiner
     from agentic_prompting.sandbox.puzzles import FAULTS, TOO_LONG, puzzle_models
 
-    remarks = [
-        TOO_LONG,
-        "CORRECT",
-        *(fault.remark for fault in FAULTS.values() if fault.task == kind),
-    ]
+    remarks = [TOO_LONG, "CORRECT"]
+    remarks += [fault.remark for fault in FAULTS.values() if fault.task == kind]
+
+    def remark_blindly(messages: Sequence[Mapping[str, str]]) -> str:
+        return random.Random(f"{seed} {messages[-1]['content']}").choice(remarks)
+
     models = dict(puzzle_models(seed))
     if blind:
-        models["feedback"] = ScriptedChat(
-            lambda said: random.Random(f"{seed} {said[-1]['content']}").choice(remarks)
-        )
-    results = ProRefiner(**models, **settings).refine_all(START_PROMPTS[kind], rows, progress=False)
-    found = []
-    for result in results:
+        models["feedback"] = ScriptedChat(remark_blindly)
+    refiner = ProRefiner(**models, **settings)
+    answers = []
+    for result in refiner.refine_all(START_PROMPTS[kind], rows, progress=False):
         usage = [use for role, use in result.usage.items() if not (blind and role == "feedback")]
         tokens = sum(use.prompt_tokens + use.completion_tokens for use in usage)
-        found.append(Answer(result.answer, sum(use.calls for use in usage), tokens))
-    return found
+        answers.append(Answer(result.answer, sum(use.calls for use in usage), tokens))
+    return answers
 
 
 # --- one seed and kind ------------------------------------------------------------------------------------------------
@@ -191,9 +193,11 @@ def mean(answers: Sequence[Answer], budget: str) -> float:
 
 
 def smallest(sizes: Sequence[Sequence[Answer]], budget: str, least: float) -> int:
-    """The first place among the sizes where the mean is at least `least`; the last one if there is none."""
-    enough = (place for place, answers in enumerate(sizes) if mean(answers, budget) >= least)
-    return next(enough, len(sizes) - 1)
+    """The index of the first size whose mean is at least `least`; of the last one if there is none."""
+    for index, answers in enumerate(sizes):
+        if mean(answers, budget) >= least:
+            return index
+    return len(sizes) - 1
 
 
 def measure(seed: int, kind: str, n: int) -> list[dict[str, Any]]:
@@ -203,41 +207,44 @@ def measure(seed: int, kind: str, n: int) -> list[dict[str, Any]]:
     rows = make_puzzles(n, seed, (kind,))
     questions = [row["question"] for row in rows]
 
-    def row(method: str, answers: Sequence[Answer], **more: Any) -> dict[str, Any]:
-        right = (
-            score_puzzle(answer.text, row["answers"])
-            for answer, row in zip(answers, rows, strict=True)
-        )
-        taken = {budget: round(mean(answers, budget), 3) for budget in BUDGETS}
-        correct = "".join(str(int(one)) for one in right)
-        return {"seed": seed, "kind": kind, "method": method, "correct": correct, **taken, **more}
+    def record(method: str, answers: Sequence[Answer], **settings: Any) -> dict[str, Any]:
+        correct = ""
+        for answer, row in zip(answers, rows, strict=True):
+            correct += str(int(score_puzzle(answer.text, row["answers"])))
+        means = {budget: round(mean(answers, budget), 3) for budget in BUDGETS}
+        return {
+            "seed": seed,
+            "kind": kind,
+            "method": method,
+            "correct": correct,
+            **means,
+            **settings,
+        }
 
     ours = refined(seed, kind, rows, blind=False)
-    blind = {
+    first_models = Models(seed, kind, 0.0)
+    first = [first_models.solve(first_models.start, question) for question in questions]
+    entries = [record(OURS, ours), record(FIRST, first)]
+
+    # By method the answers to all questions for each of its sizes.
+    without_critic = {
         steps: refined(seed, kind, rows, blind=True, max_steps=steps)
         for steps in (1, 2, 3, 5, 8, 12, 25)
     }
-    plain = Models(seed, kind, 0.0)
-    found = [
-        row(OURS, ours),
-        row(FIRST, [plain.solve(plain.start, question) for question in questions]),
-    ]
     for anew in ANEW:
         models = Models(seed, kind, anew)
-        sizes: dict[str, tuple[Sequence[int], list[Sequence[Answer]]]] = {
-            name: (
-                range(1, LARGEST + 1),
-                list(zip(*(method(models, question) for question in questions), strict=True)),
-            )
-            for name, method in zip(OTHERS, (best_of, self_consistency, self_refine), strict=False)
-        } | {OTHERS[-1]: (list(blind), list(blind.values()))}
-        for budget in BUDGETS:
-            for name, (counts, answers) in sizes.items():
-                place = smallest(answers, budget, mean(ours, budget))
-                found.append(
-                    row(name, answers[place], size=counts[place], anew=anew, budget=budget)
-                )
-    return found
+        answers_of: dict[str, dict[int, Sequence[Answer]]] = {}
+        for name, method in zip(OTHERS[:-1], (best_of, self_consistency, self_refine), strict=True):
+            by_question = [method(models, question) for question in questions]
+            answers_of[name] = dict(enumerate(zip(*by_question, strict=True), start=1))
+        answers_of[OTHERS[-1]] = without_critic
+
+        # The smallest size of each that spends as much as ProRefine.
+        for budget, (name, by_size) in product(BUDGETS, answers_of.items()):
+            index = smallest(list(by_size.values()), budget, mean(ours, budget))
+            size = list(by_size)[index]
+            entries.append(record(name, by_size[size], size=size, anew=anew, budget=budget))
+    return entries
 
 
 # --- what the records say ---------------------------------------------------------------------------------------------
@@ -255,34 +262,33 @@ def by_seed(records: Sequence[Mapping[str, Any]], **wanted: Any) -> dict[int, fl
 def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for each method, budget and task model: `values` by seed, `minus` ProRefine's, mean calls and tokens."""
     ours = by_seed(records, method=OURS)
-    found = []
     cases: list[dict[str, Any]] = [{"method": OURS}, {"method": FIRST}]
-    cases += [{"method": m, "budget": b, "anew": a} for b in BUDGETS for a in ANEW for m in OTHERS]
+    for budget, anew, method in product(BUDGETS, ANEW, OTHERS):
+        cases.append({"method": method, "budget": budget, "anew": anew})
+    rows = []
     for case in cases:
-        of_case = [
-            record
-            for record in records
-            if all(record.get(key) == value for key, value in case.items())
-        ]
-        if of_case:
-            values = by_seed(of_case)
-            taken = {budget: statistics.fmean(one[budget] for one in of_case) for budget in BUDGETS}
+        entries = [record for record in records if record.items() >= case.items()]
+        if entries:
+            values = by_seed(entries)
+            means = {
+                budget: statistics.fmean(entry[budget] for entry in entries) for budget in BUDGETS
+            }
             minus = [values[seed] - ours[seed] for seed in values]
-            found.append({**case, "values": list(values.values()), "minus": minus, "mean": taken})
-    return found
+            rows.append({**case, "values": list(values.values()), "minus": minus, "mean": means})
+    return rows
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """All rows as a Markdown table."""
     rows = []
     for row in rows_of(records):
-        case = row.get("budget", ""), ANEW[row["anew"]] if "anew" in row else "", row["method"]
-        minus = "" if row["method"] == OURS else shown(row["minus"], "+")
         rows.append(
             [
-                *case,
+                row.get("budget", ""),
+                ANEW[row["anew"]] if "anew" in row else "",
+                row["method"],
                 shown(row["values"]),
-                minus,
+                "" if row["method"] == OURS else shown(row["minus"], "+"),
                 f"{row['mean']['calls']:.1f}",
                 f"{row['mean']['tokens']:.0f}",
             ]
@@ -302,19 +308,20 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 def against(records: Sequence[Mapping[str, Any]]) -> str:
     """A sentence on the comparisons in which ProRefine is above, below, or not clearly different."""
     rows = [row for row in rows_of(records) if "budget" in row]
-    not_below = [
-        row for row in rows if (high := interval(row["minus"])["high"]) is None or high >= 0
-    ]
-    above = [
-        row for row in not_below if (low := interval(row["minus"])["low"]) is not None and low > 0
-    ]
-    names = Counter(row["method"] for row in not_below)
-    listed = ", ".join(
-        f"{name} in {count} of {len(BUDGETS) * len(ANEW)}" for name, count in names.items()
-    )
+    methods_above = 0
+    not_below: Counter[str] = Counter()  # the other method, where ProRefine is not clearly above it
+    for row in rows:
+        difference = interval(row["minus"])
+        if difference["high"] is None or difference["high"] >= 0:
+            not_below[row["method"]] += 1
+        if difference["low"] is not None and difference["low"] > 0:
+            methods_above += 1
+    of_each = len(BUDGETS) * len(ANEW)
+    listed = ", ".join(f"{name} in {count} of {of_each}" for name, count in not_below.items())
+    unclear = not_below.total() - methods_above
     return (
-        f"of {len(rows)} comparisons ProRefine is above the other in {len(rows) - len(not_below)}, below it in "
-        f"{len(above)}, and in {len(not_below) - len(above)} no difference was seen (not above: {listed or 'none'})"
+        f"of {len(rows)} comparisons ProRefine is above the other in {len(rows) - not_below.total()}, below it in "
+        f"{methods_above}, and in {unclear} no difference was seen (not above: {listed or 'none'})"
     )
 
 
@@ -327,9 +334,8 @@ def lift(records: Sequence[Mapping[str, Any]]) -> str:
 
 def each_seed(records: Sequence[Mapping[str, Any]]) -> str:
     """ProRefine's accuracy seed by seed."""
-    return ", ".join(
-        f"{score:.3f} ({seed})" for seed, score in by_seed(records, method=OURS).items()
-    )
+    ours = by_seed(records, method=OURS)
+    return ", ".join(f"{score:.3f} ({seed})" for seed, score in ours.items())
 
 
 def main() -> None:

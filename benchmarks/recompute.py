@@ -165,20 +165,24 @@ def dialogue(records: Entries) -> str:
 def broken(records: Entries) -> str:
     """The table of problems that learning.py found in the latest runs with one part broken."""
     rows = []
-    for what, one in {record["what"]: record for record in records}.items():
-        demo = one["demo"]
-        espl = one["espl"]["exact_match"]
-        start, first, end = (
-            espl[f"policy {row} prompt"][0]
-            for row in ("before, initial", "after, initial", "after, best")
+    latest = {record["what"]: record for record in records}
+    for part, record in latest.items():
+        demo = record["demo"]
+        espl = record["espl"]["exact_match"]
+        start = espl["policy before, initial prompt"][0]
+        first = espl["policy after, initial prompt"][0]
+        end = espl["policy after, best prompt"][0]
+        problems = len(record["found"])
+        rows.append(
+            [
+                part.partition("-")[0],
+                f"{demo['exact_match_before']:.3f} → {demo['exact_match_after']:.3f}",
+                f"{start:.3f} → {end:.3f}",
+                f"{first:.3f}",
+                f"{record['agreement']:.2f}",
+                f"yes, in {problems} ways" if problems else "nothing found",
+            ]
         )
-        cells = [
-            what.partition("-")[0],
-            f"{demo['exact_match_before']:.3f} → {demo['exact_match_after']:.3f}",
-        ]
-        cells += [f"{start:.3f} → {end:.3f}", f"{first:.3f}", f"{one['agreement']:.2f}"]
-        cells.append(f"yes, in {len(one['found'])} ways" if one["found"] else "nothing found")
-        rows.append(cells)
     return markdown(
         ("broken", "Prompt-R1", "E-SPL", "its first prompt", "ratings agree", "noticed"), rows
     )
@@ -186,16 +190,12 @@ def broken(records: Entries) -> str:
 
 def prorefine_accuracy(records: Entries) -> str:
     """The table of ProRefine's verifier settings on the sandbox's puzzles, with Wilson's intervals over the puzzles."""
-    sets = latest_full(records, "prorefine.py")["correct"]
-    return accuracy_table(
-        {
-            title: {
-                method: {model: _wilson(ones) for model, ones in row.items()}
-                for method, row in methods.items()
-            }
-            for title, methods in sets.items()
-        }
-    )
+    tables: dict[str, dict[str, Any]] = {}
+    for title, methods in latest_full(records, "prorefine.py")["correct"].items():
+        tables[title] = {}
+        for method, row in methods.items():
+            tables[title][method] = {model: _wilson(correct) for model, correct in row.items()}
+    return accuracy_table(tables)
 
 
 def _wilson(correct: str) -> Estimate:

@@ -56,17 +56,21 @@ def correlations(rated: Sequence[tuple[float, float, int]]) -> dict[str, float]:
 def table(records: Iterable[Mapping[str, Any]]) -> str:
     """The correlations of the recorded seeds as a Markdown table, means with intervals."""
     rated = [record["rated"] for record in records]
-    found = [correlations(one) for one in rated]
+    correlations_of_seeds = [correlations(prompts) for prompts in rated]
     rows = []
-    for name in found[0]:
-        values = [one[name] for one in found if not math.isnan(one[name])]
-        rows.append(
-            [name, shown(interval(values), digits=2), ", ".join(f"{value:.2f}" for value in values)]
-        )
+    for name in correlations_of_seeds[0]:
+        values = [of_seed[name] for of_seed in correlations_of_seeds]
+        values = [value for value in values if not math.isnan(value)]
+        listed = ", ".join(f"{value:.2f}" for value in values)
+        rows.append([name, shown(interval(values), digits=2), listed])
     best = [max(prompts, key=lambda prompt: prompt[0])[1] for prompts in rated]
     newest = [prompts[-1][1] for prompts in rated]
-    both = [", ".join(f"{score:.3f}" for score in scores) for scores in (best, newest)]
-    text = f"Exact match under the prompt rated highest, by seed: {both[0]}; under the newest that played: {both[1]}."
+    best_scores = ", ".join(f"{score:.3f}" for score in best)
+    newest_scores = ", ".join(f"{score:.3f}" for score in newest)
+    text = (
+        f"Exact match under the prompt rated highest, by seed: {best_scores}; "
+        f"under the newest that played: {newest_scores}."
+    )
     return f"{markdown(('', 'Spearman with exact match [95 %]', 'by seed'), rows)}\n\n{text}"
 
 

@@ -60,15 +60,13 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]
     """Exact match, difference from `joint` paired by seed, and mean rollouts and calls of each world and method."""
     scores: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = {}
     for record in records:
-        scores.setdefault(record["world"], {}).setdefault(record["method"], {})[record["seed"]] = (
-            record
-        )
-    return {
-        world: {
-            method: _row(of_seed, methods.get("joint", {})) for method, of_seed in methods.items()
-        }
-        for world, methods in scores.items()
-    }
+        methods = scores.setdefault(record["world"], {})
+        methods.setdefault(record["method"], {})[record["seed"]] = record
+    summary = {}
+    for world, methods in scores.items():
+        joint = methods.get("joint", {})
+        summary[world] = {method: _row(by_seed, joint) for method, by_seed in methods.items()}
+    return summary
 
 
 def _row(
@@ -93,8 +91,8 @@ def table(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     for world, methods in worlds.items():
         for method in sorted(methods, key=METHODS.index):
             row = methods[method]
-            spent = [f"{row[what]:,}" for what in ("rollouts", "calls")]
-            rows.append([world, method, shown(row), shown(row["minus_joint"], "+"), *spent])
+            cost = [f"{row['rollouts']:,}", f"{row['calls']:,}"]
+            rows.append([world, method, shown(row), shown(row["minus_joint"], "+"), *cost])
         rows += [[world, method, "not run", *[""] * 3] for method in missing(world, methods)]
     return markdown(
         ("world", "method", "exact match [95 %]", "minus joint [95 %]", "rollouts", "calls"),

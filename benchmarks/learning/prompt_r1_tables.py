@@ -49,12 +49,12 @@ def of(
     by: str = "country",
 ) -> Any:
     """The records of one setting, by seed."""
-    wanted = {"agent": agent, "environment": environment, "turns_allowed": turns, "by": by}
-    return {
-        record["seed"]: record
-        for record in records
-        if all(record[key] == value for key, value in wanted.items())
-    }
+    setting = {"agent": agent, "environment": environment, "turns_allowed": turns, "by": by}
+    by_seed = {}
+    for record in records:
+        if {key: record[key] for key in setting} == setting:
+            by_seed[record["seed"]] = record
+    return by_seed
 
 
 def exact_match(of_setting: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
@@ -114,24 +114,28 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _row(
-    cells: list[str], found: Mapping[int, Mapping[str, Any]], full: Mapping[int, float]
+    cells: list[str], by_seed: Mapping[int, Mapping[str, Any]], full: Mapping[int, float]
 ) -> list[str]:
     """A setting's cells; accuracy by hops is pooled over seeds."""
-    scores = exact_match(found)
-    answers = [
-        (h, c) for one in found.values() for h, c in zip(one["hops"], one["correct"], strict=True)
-    ]
-    by_hops = [[int(c) for h, c in answers if h == hops] for hops in "23"]
-    cells = [
+    scores = exact_match(by_seed)
+    correct_by_hops: dict[str, list[int]] = {"2": [], "3": []}
+    for record in by_seed.values():
+        for hops, correct in zip(record["hops"], record["correct"], strict=True):
+            correct_by_hops.setdefault(hops, []).append(int(correct))
+    turns = sum(record["turns"] for record in by_seed.values()) / len(by_seed)
+    return [
         *cells,
         shown(list(scores.values())),
         ", ".join(f"{score:.3f}" for score in scores.values()),
-    ]
-    cells += [
         shown(paired(scores, full), "+"),
-        *(f"{sum(one) / len(one):.3f}" if one else "–" for one in by_hops),
+        _share_of(correct_by_hops["2"]),
+        _share_of(correct_by_hops["3"]),
+        f"{turns:.2f}",
     ]
-    return [*cells, f"{sum(one['turns'] for one in found.values()) / len(found):.2f}"]
+
+
+def _share_of(correct: Sequence[int]) -> str:
+    return f"{sum(correct) / len(correct):.3f}" if correct else "–"
 
 
 def transfer(records: Entries) -> str:

@@ -186,41 +186,42 @@ def measure(replications: int) -> list[dict[str, Any]]:
 
 def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """By reflector, and rating and rule: means with 95 % intervals over replications; `minus_default` is paired."""
-    found: dict[str, dict[str, Any]] = {}
+    by_reflector: dict[str, dict[str, Any]] = {}
     for record in records:
-        found.setdefault(record["reflector"], {})[f"{record['rating']}, {record['rule']}"] = record
-    return {
-        reflector: {
-            name: {
-                "chosen": interval(record["chosen"]),
-                "spearman": interval(
-                    [value for value in record["spearman"] if not math.isnan(value)]
-                ),
+        name = f"{record['rating']}, {record['rule']}"
+        by_reflector.setdefault(record["reflector"], {})[name] = record
+    summary: dict[str, dict[str, Any]] = {}
+    for reflector, by_name in by_reflector.items():
+        default = by_name[DEFAULT]["chosen"]
+        summary[reflector] = {}
+        for name, record in by_name.items():
+            chosen = record["chosen"]
+            correlations = [value for value in record["spearman"] if not math.isnan(value)]
+            gaps = [quality - base for quality, base in zip(chosen, default, strict=True)]
+            summary[reflector][name] = {
+                "chosen": interval(chosen),
+                "spearman": interval(correlations),
                 "played": interval(record["played"]),
-                "minus_default": interval(
-                    [a - b for a, b in zip(record["chosen"], rows[DEFAULT]["chosen"], strict=True)]
-                ),
-                "n": len(record["chosen"]),
+                "minus_default": interval(gaps),
+                "n": len(chosen),
             }
-            for name, record in rows.items()
-        }
-        for reflector, rows in found.items()
-    }
+    return summary
 
 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
     """The summary as a Markdown table."""
-    rows = [
-        [
-            reflector,
-            name,
-            shown(one["chosen"]),
-            shown(one["minus_default"], "+"),
-            shown(one["spearman"], digits=2),
-        ]
-        for reflector, settings in summarise(records).items()
-        for name, one in settings.items()
-    ]
+    rows = []
+    for reflector, settings in summarise(records).items():
+        for name, row in settings.items():
+            rows.append(
+                [
+                    reflector,
+                    name,
+                    shown(row["chosen"]),
+                    shown(row["minus_default"], "+"),
+                    shown(row["spearman"], digits=2),
+                ]
+            )
     return markdown(
         (
             "reflector",

@@ -114,19 +114,24 @@ def measure(seed: int, agent: str, folder: Path, steps: int) -> dict[str, Any]:
 
 def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Exact match by agent and oracle, means over seeds with intervals."""
-    rows: dict[str, list[Mapping[str, str]]] = {}
+    runs: dict[str, list[Mapping[str, str]]] = {}
     for record in records:
-        rows.setdefault(record["agent"], []).append(record["correct"])
-    return {
-        agent: {trial: interval([share(one[trial]) for one in some]) for trial in TRIALS}
-        for agent, some in rows.items()
-    }
+        runs.setdefault(record["agent"], []).append(record["correct"])
+    summary: dict[str, dict[str, Any]] = {}
+    for agent, runs_of_agent in runs.items():
+        summary[agent] = {}
+        for trial in TRIALS:
+            scores = [share(correct[trial]) for correct in runs_of_agent]
+            summary[agent][trial] = interval(scores)
+    return summary
 
 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
     """The summary as a Markdown table."""
     summary = summarise(records)
-    rows = [[trial, *(shown(summary[agent][trial]) for agent in summary)] for trial in TRIALS]
+    rows = []
+    for trial in TRIALS:
+        rows.append([trial, *(shown(trials[trial]) for trials in summary.values())])
     return markdown(("oracle", *(f"trained with {agent}" for agent in summary)), rows)
 
 

@@ -140,44 +140,51 @@ def measure(name: str, dialect: str) -> dict[str, Any]:
         sequences = max(sequences, len(rollout.sequences))
         context = max(len(ids) for ids, _ in agent.samples[:2])
         row[f"seconds_{style}"] = round(time.monotonic() - started, 1)
-    row |= {"sequences_per_rollout": sequences, **{one: sums[one] for one in COUNTS}}
+    row |= {"sequences_per_rollout": sequences, **{name: sums[name] for name in COUNTS}}
     if not program.harness.trace:
         row["witness_differences"] = None
     row |= {"looked_up": sorted({*names}), "version": program.harness.version}
     row["faults"] = {fault: end_of(name, dialect, fault, context) for fault in FAULTS}
-    row["give_up_s"] = max(one["seconds"] for one in row["faults"].values())
-    return {**row, "load": max(one["load"] for one in row["faults"].values())}
+    ends = row["faults"].values()
+    row["give_up_s"] = max(end["seconds"] for end in ends)
+    return {**row, "load": max(end["load"] for end in ends)}
 
 
 def end_of(name: str, dialect: str, fault: str, context: int) -> dict[str, Any]:
     """How a fault ends a rollout."""
-    calls = (2 if name == "opencode" else 1) if fault == "rollout_ended" else 64
+    calls = 64
+    if fault == "rollout_ended":
+        calls = 2 if name == "opencode" else 1
     program = CommandProgram(get_harness(name, dialect), max_calls=calls, timeout=120)
     agent = Styled(fault=fault)
     rollout, _ = play_scripted(program, agent, context + 60 if fault == "context_full" else 400_000)
-    found = {
+    end: dict[str, Any] = {
         "seconds": round(time.monotonic() - agent.last, 1),
         "status": rollout.status,
         "calls": len(agent.prompts),
+        "load": round(os.getloadavg()[0], 1),
     }
-    found["load"] = round(os.getloadavg()[0], 1)
-    return found | ({"error": str(rollout.error)[:200]} if rollout.error else {})
+    if rollout.error:
+        end["error"] = str(rollout.error)[:200]
+    return end
 
 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
     """The latest record of each harness in each dialect."""
     latest = {(record["harness"], record["dialect"]): record for record in records}
-    rows = [
-        (
-            one["harness"],
-            one["dialect"],
-            one["sequences_per_rollout"],
-            *("none" if one[name] is None else one[name] for name in COUNTS[:-1]),
-            f"{one['give_up_s']:g} ({one['load']:g})",
-            ", ".join(one["looked_up"]) or "nothing",
+    rows = []
+    for record in latest.values():
+        counts = ["none" if record[name] is None else record[name] for name in COUNTS[:-1]]
+        rows.append(
+            (
+                record["harness"],
+                record["dialect"],
+                record["sequences_per_rollout"],
+                *counts,
+                f"{record['give_up_s']:g} ({record['load']:g})",
+                ", ".join(record["looked_up"]) or "nothing",
+            )
         )
-        for one in latest.values()
-    ]
     titles = [name.replace("_", " ") for name in COUNTS[:-1]]
     return markdown(
         ("harness", "dialect", "sequences", *titles, "gives up in s (load)", "looks up"), rows

@@ -17,7 +17,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from sys import stderr
 from typing import Any
@@ -81,27 +80,31 @@ def prepare(folder: Path, seed: int, steps: int) -> Any:
 
     questions, held_out = make_split(seed, HELD_OUT)
     grammars = {"tags": TagGrammar(), "tools": ToolGrammar()}
-    forms = {
-        name: {"prompt_template": TEMPLATES[name], "grammar": grammars[name]} for name in NAMES
-    }
+    forms = {one: {"prompt_template": TEMPLATES[one], "grammar": grammars[one]} for one in NAMES}
     spec = replace(sandbox_spec(), environments=forms)
     seen_world = world_of(questions)
 
     def traces(n: int, draw: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        oracle = Oracle(seen_world, seed=seed)
-        both = make_traces(questions, n, DEFAULT_MIX, oracle, draw, world=seen_world)
-        for number, trace in enumerate(both):
-            if number % 2:
-                trace["environment"] = "tags"
-            else:
-                trace["environment"] = "tools"
-                trace["turns"] = [as_tool_calls(turn) for turn in trace["turns"]]
+        traces_made = make_traces(
+            questions, n, DEFAULT_MIX, Oracle(seen_world, seed=seed), draw, world=seen_world
+        )
+        both = [
+            {**one, "environment": "tags"}
+            if number % 2
+            else {
+                **one,
+                "environment": "tools",
+                "turns": [as_tool_calls(turn) for turn in one["turns"]],
+            }
+            for number, one in enumerate(traces_made)
+        ]
         return both, both[: n // 2]
 
     with redirect_stdout(stderr):
         recipe = Recipe(spec, tool_tokenizer(), load_world(), traces, steps, steps // 2, seed, seed)
-        model = warm_started(folder, recipe)
-    return SandboxRun(model, spec, as_dataset(questions), as_dataset(held_out))
+        return SandboxRun(
+            warm_started(folder, recipe), spec, as_dataset(questions), as_dataset(held_out)
+        )
 
 
 def measure(trained: str, seed: int, folder: Path, steps: int, warm_steps: int) -> dict[str, Any]:
@@ -110,86 +113,90 @@ def measure(trained: str, seed: int, folder: Path, steps: int, warm_steps: int) 
 
     sandbox = prepare(folder, seed, warm_steps)
     names = NAMES if trained == "both" else (trained,)
-    training_rows = [{**row, "environment": name} for name, row in product(names, sandbox.train)]
-    held_out_rows = [{**row, "environment": name} for name, row in product(NAMES, sandbox.test)]
-    options = settings(
-        DEMO,
-        output_dir=str(folder / trained),
-        seed=seed,
-        max_steps=steps * len(names),
-        chat_template_kwargs={"tools": None},  # the sandbox's chat template cannot show tools
-        overwrite=True,
-    )
-    all_environments = environments(seed)
+    rows = [{**row, "environment": name} for name in names for row in sandbox.train]
+    asked = [{**row, "environment": name} for name in NAMES for row in sandbox.test]
+    changes: dict[str, Any] = {
+        "output_dir": str(folder / trained),
+        "seed": seed,
+        "max_steps": steps * len(names),
+    }
+    changes["chat_template_kwargs"] = {
+        "tools": None
+    }  # the sandbox's chat template cannot show tools
     started = time.perf_counter()
     trainer = train(
         PromptR1Trainer,
-        PromptR1Config(**options),
+        PromptR1Config(**settings(DEMO, **changes, overwrite=True)),
         sandbox,
-        {name: all_environments[name] for name in names},
-        train_dataset=training_rows,
+        {name: one for name, one in environments(seed).items() if name in names},
+        train_dataset=rows,
         prompt_template={name: TEMPLATES[name] for name in names},
     )
     seconds = time.perf_counter() - started
     trainer.save_model()
-
-    def answers(weights: Path) -> dict[str, str]:
-        """By environment the right answers (`0110`), in the form of both, whichever were trained on."""
+    found = {}
+    for when, weights in (("before", sandbox.model), ("after", folder / trained)):
+        # The form of both environments, whichever of them were trained on.
         agent = PromptAgent.from_pretrained(
             weights, environments(seed), sandbox.spec, max_batch_size=BATCH
         )
-        right = correct(agent.answer_all(held_out_rows, seed=seed, progress=False))
-        starts = {name: number * HELD_OUT for number, name in enumerate(NAMES)}
-        return {name: right[start : start + HELD_OUT] for name, start in starts.items()}
-
+        found[when] = correct(agent.answer_all(asked, seed=seed, progress=False))
+    of_each = {
+        when: {name: found[when][n * HELD_OUT : (n + 1) * HELD_OUT] for n, name in enumerate(NAMES)}
+        for when in found
+    }
     return {
         "trained": trained,
         "seed": seed,
         "steps": steps * len(names),
         "seconds": round(seconds, 1),
-        "before": answers(sandbox.model),
-        "after": answers(folder / trained),
+        **of_each,
     }
 
 
 def differences(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
     """For each environment the score after training on both, minus that after training on it alone, paired by seed."""
-    after = {(record["trained"], record["seed"]): record["after"] for record in records}
-    intervals = {}
+    after = {
+        (record["trained"], record["seed"], name): share(record["after"][name])
+        for record in records
+        for name in NAMES
+    }
+    found = {}
     for name in NAMES:
-        gaps = []
-        for trained, seed in after:
-            if trained == "both" and (name, seed) in after:
-                gaps.append(share(after["both", seed][name]) - share(after[name, seed][name]))
-        if gaps:
-            intervals[name] = interval(gaps)
-    return intervals
+        seeds = [
+            seed
+            for trained, seed, of in after
+            if (trained, of) == ("both", name) and (name, seed, name) in after
+        ]
+        if seeds:
+            found[name] = interval(
+                [after["both", seed, name] - after[name, seed, name] for seed in seeds]
+            )
+    return found
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Exact match on the held-out questions by environment and by what was trained on."""
     rows = []
     for trained in (*NAMES, "both"):
-        runs = [record for record in records if record["trained"] == trained]
-        if not runs:
+        if not (own := [record for record in records if record["trained"] == trained]):
             continue
-        row = [trained, len(runs)]
-        for name in NAMES:
-            before = shown([share(run["before"][name]) for run in runs])
-            after = shown([share(run["after"][name]) for run in runs])
-            row.append(f"{before} → {after}")
-        rows.append(row)
+        scores = [
+            [shown([share(one[when][name]) for one in own]) for when in ("before", "after")]
+            for name in NAMES
+        ]
+        rows.append([trained, len(own), *(f"{before} → {after}" for before, after in scores)])
     return markdown(("trained on", "seeds", "asked in tags", "asked by tools"), rows)
 
 
 def cost(records: Sequence[Mapping[str, Any]]) -> str:
     """The differences of the figure, in words."""
-    costs = []
-    for name, difference in differences(records).items():
-        text = f"{difference['mean']:+.3f}"
-        if difference["low"] is not None:
-            text += f" [{difference['low']:+.3f}, {difference['high']:+.3f}]"
-        costs.append(text + (" in tags" if name == "tags" else " by tools"))
+    costs = [
+        f"{one['mean']:+.3f}"
+        + (f" [{one['low']:+.3f}, {one['high']:+.3f}]" if one["low"] is not None else "")
+        + (" in tags" if name == "tags" else " by tools")
+        for name, one in differences(records).items()
+    ]
     return " and ".join(costs)
 
 
@@ -210,31 +217,31 @@ def main() -> None:
     options = parser.parse_args()
     quiet()
     folder = options.folder / "quick" if options.quick else options.folder
-    seeds: Sequence[int] = SEEDS
-    steps = STEPS
-    warm_steps = WARM_STEPS
-    records_folder = RECORDS
-    if options.quick:
-        seeds = (TUNING_SEED,)
-        steps = 2
-        warm_steps = 10
-        records_folder = folder
-    records = Records(options.records or records_folder / "several.jsonl.gz")
-    runs = [(trained, seed) for seed, trained in product(seeds, (*NAMES, "both"))]
-    for trained, seed in records.missing(("trained", "seed"), runs):
-        record = measure(trained, seed, folder / str(seed), steps, warm_steps)
-        records.add(record)
-        scores = {name: share(record["after"][name]) for name in NAMES}
-        log(f"seed {seed}, trained on {trained}: {scores}")
+    records = Records(
+        options.records or (folder if options.quick else RECORDS) / "several.jsonl.gz"
+    )
+    seeds, steps, warm_steps = (
+        ((TUNING_SEED,), 2, 10) if options.quick else (SEEDS, STEPS, WARM_STEPS)
+    )
+    wanted = [(trained, seed) for seed in seeds for trained in (*NAMES, "both")]
+    for trained, seed in records.missing(("trained", "seed"), wanted):
+        entries = measure(trained, seed, folder / str(seed), steps, warm_steps)
+        records.add(entries)
+        log(
+            f"seed {seed}, trained on {trained}: { ({name: share(entries['after'][name]) for name in NAMES}) }"
+        )
     entries = records.read()
     print(table(entries))
     if options.json:
-        result = {
-            "quick": options.quick,
-            "both_minus_alone": differences(entries),
-            "n": len(entries),
-        }
-        print(json.dumps(result))
+        print(
+            json.dumps(
+                {
+                    "quick": options.quick,
+                    "both_minus_alone": differences(entries),
+                    "n": len(entries),
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

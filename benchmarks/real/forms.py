@@ -93,29 +93,32 @@ class Form:
 
 def forms(tokenizer: Any, facts: Sequence[Fact]) -> list[Form]:
     """The shipped forms, as a user gets them by default."""
-    shared: dict[str, Any] = {"limits": LIMITS, "sampling": SAMPLING}
-
     tags = TagLibrary(facts)
-    tags_spec = AgentSpec(str(tags.prompt_template), grammar=TagGrammar(), **shared)
-
-    # The tools go through the chat template, or into the user message if it cannot show them.
-    tools = ToolEnvironment([search_tool(facts)])
-    template = "{question}"
-    chat_template_kwargs = dict(tools.chat_template_kwargs)
-    if "tools" not in tokenizer.chat_template:
-        schema = next(iter(tools.tools.values())).schema
-        template = TOOLS_IN_TEXT.replace("{schema}", json.dumps(schema))
-        chat_template_kwargs = {}
-    tools_spec = AgentSpec(
-        template, grammar=tools.grammar, chat_template_kwargs=chat_template_kwargs, **shared
-    )
-
     question = Library(facts)
-    question_spec = AgentSpec(str(question.prompt_template), grammar=question.grammar, **shared)
+    tools = ToolEnvironment([search_tool(facts)])
+    schema = next(iter(tools.tools.values())).schema
+    shows_tools = "tools" in tokenizer.chat_template
+    template = (
+        "{question}" if shows_tools else TOOLS_IN_TEXT.replace("{schema}", json.dumps(schema))
+    )
+    shared: dict[str, Any] = {"limits": LIMITS, "sampling": SAMPLING}
     return [
-        Form("tags", tags, tags_spec),
-        Form("tools", tools, tools_spec),
-        Form("question", question, question_spec),
+        Form("tags", tags, AgentSpec(str(tags.prompt_template), grammar=TagGrammar(), **shared)),
+        Form(
+            "tools",
+            tools,
+            AgentSpec(
+                template,
+                grammar=tools.grammar,
+                chat_template_kwargs=dict(tools.chat_template_kwargs) if shows_tools else {},
+                **shared,
+            ),
+        ),
+        Form(
+            "question",
+            question,
+            AgentSpec(str(question.prompt_template), grammar=question.grammar, **shared),
+        ),
     ]
 
 

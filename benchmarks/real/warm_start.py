@@ -108,19 +108,20 @@ def main() -> None:
     # Held-out towns: their facts occur in no training conversation.
     _, test = split_by_subject(town_facts(), held_out=32)
 
-    counts = [{"form": "before", **count_turns(play(model, tokenizer, test, arguments.rows))}]
+    counts = [
+        {"form": "before", **count_turns(play(model, tokenizer, test, arguments.rows))},
+    ]
     log(json.dumps(counts[-1]))
 
     chat_format = SPEC.create_format(tokenizer)
     assert isinstance(chat_format, ChatFormat)
-    traces = [show_form(fact) for fact in country_facts()]
-    demonstrations = [rollout_from_trace(trace, SPEC, chat_format) for trace in traces]
+    shown = [rollout_from_trace(show_form(fact), SPEC, chat_format) for fact in country_facts()]
     model = get_peft_model(model, LORA)
     started = time.perf_counter()
     warm_start(
         model,
         tokenizer,
-        demonstrations,
+        shown,
         arguments.output_dir / "sft",
         max_steps=arguments.steps,
         per_device_train_batch_size=arguments.batch,

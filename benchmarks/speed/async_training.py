@@ -73,8 +73,10 @@ class Sleeps:
 
     async def step(self, rollout: Any) -> Any:
         if self.median:
-            rng = random.Random(f"{rollout.seed} {len(rollout.turns)}")
-            await asyncio.sleep(self.median * rng.lognormvariate(0, self.sigma))
+            drawn = random.Random(f"{rollout.seed} {len(rollout.turns)}").lognormvariate(
+                0, self.sigma
+            )
+            await asyncio.sleep(self.median * drawn)
         return await self.oracle.step(rollout)
 
 
@@ -124,89 +126,92 @@ def in_real_time(folder: Path, steps: int, warm_start_steps: int) -> dict[str, A
     from agentic_prompting.sandbox.setup import prepare_sandbox
 
     sandbox = prepare_sandbox(folder, 0, warm_start_steps=warm_start_steps)
-    figures = {}
+    found = {}
     for lead in (0, 1, 2):
-        # Twice the default of max_staleness: the groups of the first step have been used by then.
-        first = 1 + 4 * lead
+        first = (
+            1 + 4 * lead
+        )  # twice the default of max_staleness: the groups of the first step have been used by then
         trainer = trained(sandbox, folder / str(lead), lead, first + steps + lead, 0, median=1.0)
-        log = [entry for entry in trainer.state.log_history if "loss" in entry]
-        log = log[first : first + steps]
-
-        def mean_of(name: str, digits: int, log: list[Any] = log) -> float:
-            return round(statistics.mean(entry[name] for entry in log), digits)
-
-        figures[lead] = {
-            "step_s": mean_of("step_time", 2),
-            "trainer_idle": mean_of("async/trainer_idle", 3) if lead else None,
-            "policy_idle": mean_of("async/policy_idle", 3) if lead else None,
-            "token_age": mean_of("async/token_age", 2) if lead else 0.0,
+        log = [entry for entry in trainer.state.log_history if "loss" in entry][
+            first : first + steps
+        ]
+        waited = [entry.get("async/trainer_idle") for entry in log if lead]
+        found[lead] = {
+            "step_s": round(statistics.mean(entry["step_time"] for entry in log), 2),
+            "trainer_idle": round(statistics.mean(waited), 3) if waited else None,
+            "policy_idle": round(statistics.mean(entry["async/policy_idle"] for entry in log), 3)
+            if waited
+            else None,
+            "token_age": round(statistics.mean(entry["async/token_age"] for entry in log), 2)
+            if waited
+            else 0.0,
         }
-        print(f"real time, lead {lead}: {figures[lead]}", flush=True)
-    return figures
+        print(f"real time, lead {lead}: {found[lead]}", flush=True)
+    return found
 
 
 def score(folder: Path, seed: int, lead: int, corrected: bool, steps: int) -> dict[str, Any]:
     """The record of one training; `correct` has `1` or `0` for each held-out question."""
     from agentic_prompting.sandbox.setup import prepare_sandbox
 
-    started = time.perf_counter()
+    began = time.perf_counter()
     sandbox = prepare_sandbox(folder / f"seed{seed}", seed, n_test=QUESTIONS)
-    name = f"lead{lead}" if corrected else f"lead{lead}-uncorrected"
-    run_folder = folder / f"seed{seed}" / name
+    here = folder / f"seed{seed}" / f"lead{lead}{'' if corrected else '-uncorrected'}"
+    batch = {"per_device_train_batch_size": SCORE_GROUPS * ROLLOUTS, "temperature": TEMPERATURE}
     trainer = trained(
-        sandbox,
-        run_folder,
-        lead,
-        steps,
-        seed,
-        0.3,
-        None if corrected else uncorrect,
-        per_device_train_batch_size=SCORE_GROUPS * ROLLOUTS,
-        temperature=TEMPERATURE,
+        sandbox, here, lead, steps, seed, 0.3, None if corrected else uncorrect, **batch
     )
-    model = run_folder / "model"
-    trainer.save_model(str(model))
+    trainer.save_model(str(here / "model"))
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
-    rollouts = ask(model, Sleeps(0.0, 0.0), sandbox.test, sampling={"temperature": TEMPERATURE})
+    rollouts = ask(
+        here / "model", Sleeps(0.0, 0.0), sandbox.test, sampling={"temperature": TEMPERATURE}
+    )
 
-    def mean_of(metric: str) -> float:
-        return round(statistics.mean(entry.get(metric, 0.0) for entry in log), 4)
+    def logged(name: str) -> float:
+        return round(statistics.mean(entry.get(name, 0.0) for entry in log), 4)
 
     return {
-        "seed": seed,
-        "lead": lead,
-        "corrected": corrected,
-        "steps": steps,
-        "correct": correct(rollouts),
-        "age": mean_of("async/token_age"),
-        "clipped": mean_of("async/clipped"),
-        "reward": mean_of("reward"),
-        "seconds": round(time.perf_counter() - started),
+        **{
+            "seed": seed,
+            "lead": lead,
+            "corrected": corrected,
+            "steps": steps,
+            "correct": correct(rollouts),
+        },
+        **{
+            "age": logged("async/token_age"),
+            "clipped": logged("async/clipped"),
+            "reward": logged("reward"),
+        },
+        "seconds": round(time.perf_counter() - began),
     }
 
 
 def uncorrect(trainer: Any) -> None:
     """Make a trainer ignore that older weights sampled a rollout: it trains without the importance ratio."""
     compute = trainer._compute_loss
-
-    def compute_without_ratio(model: Any, inputs: Mapping[str, Any]) -> Any:
-        left_out = "importance_sampling_ratio"
-        return compute(model, {key: value for key, value in inputs.items() if key != left_out})
-
-    trainer._compute_loss = compute_without_ratio
+    trainer._compute_loss = lambda model, inputs: compute(
+        model, {key: value for key, value in inputs.items() if key != "importance_sampling_ratio"}
+    )
 
 
 def scores(folder: Path, records: Records, seeds: Iterable[int], steps: int) -> dict[str, Any]:
     """Run every training that is not recorded, those with the correction first, and summarise all records."""
-    runs = [*itertools.product(seeds, LEADS, [True]), *itertools.product(seeds, LEADS[1:], [False])]
-    for seed, lead, corrected in records.missing(("seed", "lead", "corrected"), runs):
+    wanted = [
+        (seed, lead, corrected)
+        for corrected in (True, False)
+        for seed, lead in itertools.product(seeds, LEADS if corrected else LEADS[1:])
+    ]
+    for seed, lead, corrected in records.missing(("seed", "lead", "corrected"), wanted):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            record = score(folder, seed, lead, corrected, steps)
-        records.add(record)
-        figures = {key: record[key] for key in ("age", "clipped", "seconds")}
-        right = share(record["correct"])
-        print(f"seed {seed}, {_named(lead, corrected)}: {right:.3f} {figures}", flush=True)
+            found = score(folder, seed, lead, corrected, steps)
+        records.add(found)
+        figures = {key: found[key] for key in ("age", "clipped", "seconds")}
+        print(
+            f"seed {seed}, {_named(lead, corrected)}: {share(found['correct']):.3f} {figures}",
+            flush=True,
+        )
     return summarise(records.read())
 
 
@@ -216,26 +221,24 @@ def _named(lead: int, corrected: bool) -> str:
 
 def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """By lead and correction: exact match, and the difference from lead 0 paired by seed."""
-
-    def order(record: Mapping[str, Any]) -> tuple[bool, int, int]:
-        return not record["corrected"], record["lead"], record["seed"]
-
-    # By name and seed.
-    runs: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for record in sorted(records, key=order):
-        name = _named(record["lead"], record["corrected"])
-        runs.setdefault(name, {})[record["seed"]] = record
-    lead_0 = {seed: share(record["correct"]) for seed, record in runs["0"].items()}
-    summary = {}
-    for name, by_seed in runs.items():
-        scores = {seed: share(record["correct"]) for seed, record in by_seed.items()}
-        summary[name] = {
-            **interval(list(scores.values())),
-            "minus_lead_0": interval([score - lead_0[seed] for seed, score in scores.items()]),
-            "age": round(statistics.fmean(record["age"] for record in by_seed.values()), 2),
-            "seeds": list(by_seed),
+    rows: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for one in sorted(records, key=lambda one: (not one["corrected"], one["lead"], one["seed"])):
+        rows.setdefault(_named(one["lead"], one["corrected"]), {})[one["seed"]] = one
+    base = rows["0"]
+    return {
+        name: {
+            **interval([share(one["correct"]) for one in of_seed.values()]),
+            "minus_lead_0": interval(
+                [
+                    share(one["correct"]) - share(base[seed]["correct"])
+                    for seed, one in of_seed.items()
+                ]
+            ),
+            "age": round(statistics.fmean(one["age"] for one in of_seed.values()), 2),
+            "seeds": list(of_seed),
         }
-    return summary
+        for name, of_seed in rows.items()
+    }
 
 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
@@ -270,16 +273,17 @@ def live(policy: Path, folder: Path, steps: int) -> None:
 
     class Paid(LLMEnvironment):
         async def step(self, rollout: Any) -> Any:
-            rng = random.Random(f"{rollout.seed} {len(rollout.turns)}")
-            await asyncio.sleep(rng.lognormvariate(0, 1) * 0.05)
-            observation = await super().step(rollout)
+            await asyncio.sleep(
+                random.Random(f"{rollout.seed} {len(rollout.turns)}").lognormvariate(0, 1) * 0.05
+            )
+            said = await super().step(rollout)
             note("paid", rollout.seed, len(rollout.turns))
-            return observation
+            return said
 
     take = AsyncSource.take_groups
 
-    def noted(self: Any, count: int, position: Any) -> Any:
-        groups = take(self, count, position)
+    def noted(self: Any, wanted: int, place: Any) -> Any:
+        groups = take(self, wanted, place)
         for group in groups:
             note("used", *(rollout.seed for rollout in group.rollouts))
         return groups
@@ -305,43 +309,41 @@ def live(policy: Path, folder: Path, steps: int) -> None:
 
 def kills(folder: Path, policy: Path, times: int, steps: int) -> dict[str, int]:
     """Count the losses of runs that are killed at a random moment and resumed to their end."""
-    forkserver = multiprocessing.get_context("forkserver")
+    here = multiprocessing.get_context("forkserver")
     rng = random.Random(0)
-    forkserver.set_forkserver_preload(
-        ["support.training", "agentic_prompting.trainers.async_rollouts"]
-    )
+    here.set_forkserver_preload(["support.training", "agentic_prompting.trainers.async_rollouts"])
 
-    def start(name: str) -> Any:
-        process = forkserver.Process(target=live, args=(policy, folder / name, steps))
+    def begun(name: str) -> Any:
+        process = here.Process(target=live, args=(policy, folder / name, steps))
         process.start()
         return process
 
-    whole = start("warm up")
+    whole = begun("warm up")
     whole.join()
     started = time.monotonic()
-    whole = start("whole")
+    whole = begun("whole")
     whole.join()
     seconds = time.monotonic() - started
-    counts = Counter({"discarded": 0, "paid_twice": 0, "killed": 0})
-    while counts["killed"] < times:
+    found = Counter({"discarded": 0, "paid_twice": 0, "killed": 0})
+    while found["killed"] < times:
         name = f"killed {rng.random()}"
-        process = start(name)
+        process = begun(name)
         process.join(rng.uniform(0.3 * seconds, seconds))
         if process.exitcode is not None:
             continue  # it ended before the kill
         process.kill()
         process.join()
-        again = start(name)
+        again = begun(name)
         again.join()
         assert (folder / name / "ended").exists(), "a resumed run does not come to its end"
         paid = Counter((folder / name / "paid").read_text().split("\n")[:-1])
         used = set((folder / name / "used").read_text().split())
-        counts["killed"] += 1
-        counts["replies"] += sum(paid.values())
-        counts["paid_twice"] += sum(paid.values()) - len(paid)
-        counts["discarded"] += sum(reply.split()[0] not in used for reply in paid)
-    print(f"kills: {dict(counts)}", flush=True)
-    return dict(counts)
+        found["killed"] += 1
+        found["replies"] += sum(paid.values())
+        found["paid_twice"] += sum(paid.values()) - len(paid)
+        found["discarded"] += sum(one.split()[0] not in used for one in paid)
+    print(f"kills: {dict(found)}", flush=True)
+    return dict(found)
 
 
 # --- the script -------------------------------------------------------------------------------------------------------

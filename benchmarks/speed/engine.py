@@ -26,7 +26,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +47,13 @@ from agentic_prompting.rollout import (
 )
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.setup import SandboxRun, prepare_sandbox
-from benchmarks.lab import markdown, model_folder, quiet
+from benchmarks.lab import model_folder, quiet
 from benchmarks.speed import engine_model
 from benchmarks.speed.model_tables import engine_table, parts_table
 
 GREEDY = Sampling(temperature=0)
 SEEDED = Sampling()
-Played = list[list[int]]  # the sampled tokens of each rollout
+Played = list[list[int]]
 
 
 class Bench:
@@ -62,8 +61,8 @@ class Bench:
 
     def __init__(self, sandbox: SandboxRun):
         self.model = AutoModelForCausalLM.from_pretrained(sandbox.model).eval()
-        self.tokenizer = AutoTokenizer.from_pretrained(sandbox.model)
         self.rows = list(sandbox.train)[:128]
+        self.tokenizer = AutoTokenizer.from_pretrained(sandbox.model)
         self.spec = sandbox.spec
         self.chat_format = ChatFormat(
             self.tokenizer, self.spec.grammar, self.spec.chat_template_kwargs
@@ -73,66 +72,63 @@ class Bench:
         return TransformersEngine(self.model, self.tokenizer, on_callers_thread=True, **options)
 
     def batches(self, **options: Any) -> BatchEngine:
-        sampler = TransformersSampler(self.model, self.tokenizer, **options)
-        return BatchEngine(sampler, on_callers_thread=True)
+        return BatchEngine(
+            TransformersSampler(self.model, self.tokenizer, **options), on_callers_thread=True
+        )
 
     def demo(self, policy: Any) -> Played:
         """128 rollouts of the sandbox."""
-        rollouts = []
-        for number, row in enumerate(self.rows):
-            prompt_ids = self.chat_format.prompt_ids(self.spec.messages(row))
-            rollouts.append(Rollout(prompt_ids, row=row, seed=rollout_seed(7, number)))
+        rollouts = [
+            Rollout(
+                self.chat_format.prompt_ids(self.spec.messages(row)),
+                row=row,
+                seed=rollout_seed(7, i),
+            )
+            for i, row in enumerate(self.rows)
+        ]
         play_all(rollouts, policy, LLMEnvironment(Oracle()), self.chat_format, self.spec.limits)
-        return [sampled_tokens(rollout) for rollout in rollouts]
+        return [[token for token, own in zip(r.ids, r.mask, strict=True) if own] for r in rollouts]
 
     def turns(self, lengths: list[list[int]], reply: int = 1) -> Callable[[Any], Played]:
         """A function that plays conversations with turns of so many tokens and observations of `reply` tokens; no token
         ends a turn."""
 
-        def draw_tokens(rng: random.Random, count: int) -> list[int]:
-            return [rng.randrange(10, len(self.tokenizer)) for _ in range(count)]
-
-        async def talk(policy: Any, number: int, turn_lengths: list[int]) -> list[int]:
+        async def talk(policy: Any, number: int, turns: list[int]) -> list[int]:
             rng = random.Random(number)
-            context = draw_tokens(rng, 30)
-            sampled = []
-            for turn, length in enumerate(turn_lengths):
-                seed = 1000 * turn + number
-                sample: Sample = await policy(SampleRequest(context, length, seed, number))
-                sampled += sample.ids
-                context = [*context, *sample.ids, *draw_tokens(rng, reply)]
-            return sampled
+            said = []
+            context = [rng.randrange(10, len(self.tokenizer)) for _ in range(30)]
+            for turn, length in enumerate(turns):
+                sample: Sample = await policy(
+                    SampleRequest(context, length, 1000 * turn + number, number)
+                )
+                said += sample.ids
+                context = [
+                    *context,
+                    *sample.ids,
+                    *(rng.randrange(10, len(self.tokenizer)) for _ in range(reply)),
+                ]
+            return said
 
-        def play(policy: Any) -> Played:
-            talks = [talk(policy, number, turns) for number, turns in enumerate(lengths)]
-            return run_with_engine(policy, gather(talks))
-
-        return play
-
-
-def sampled_tokens(rollout: Rollout) -> list[int]:
-    """The policy's own tokens, without those of observations."""
-    tokens = zip(rollout.ids, rollout.mask, strict=True)
-    return [token for token, is_sampled in tokens if is_sampled]
+        return lambda policy: run_with_engine(
+            policy, gather(talk(policy, n, turns) for n, turns in enumerate(lengths))
+        )
 
 
 def compare(
     run: Callable[[Any], Played], ours: Callable[[], Any], theirs: Callable[[], Any], repeats: int
 ) -> dict:
     """Tokens per second of both, measured alternately, and the share of rollouts with the same tokens."""
-    policies = {"engine": ours, "batches": theirs}
     speeds: dict[str, list[float]] = {"engine": [], "batches": []}
-    played: dict[str, Played] = {}
+    said: dict[str, Played] = {}
     for repeat in range(repeats + 1):  # the first repeat warms up
-        for name, make in policies.items():
+        for name, make in (("engine", ours), ("batches", theirs)):
             policy = make()
             started = time.perf_counter()
-            played[name] = run(policy)
-            seconds = time.perf_counter() - started
+            said[name] = run(policy)
             if repeat:
-                speeds[name].append(sum(map(len, played[name])) / seconds)
+                speeds[name].append(sum(map(len, said[name])) / (time.perf_counter() - started))
     ratios = [a / b for a, b in zip(speeds["engine"], speeds["batches"], strict=True)]
-    same = [a == b for a, b in zip(played["engine"], played["batches"], strict=True)]
+    same = [a == b for a, b in zip(said["engine"], said["batches"], strict=True)]
     return {
         "engine_tokens_per_s": round(statistics.median(speeds["engine"])),
         "batches_tokens_per_s": round(statistics.median(speeds["batches"])),
@@ -145,25 +141,20 @@ def prefix(bench: Bench, repeats: int) -> tuple[float, float]:
     """Five turns of 20 tokens, observations of 150: the ratio of the engine without a cache between turns to the one
     with it, in seconds and in tokens of contexts read."""
     run = bench.turns([[20] * 5] * 16, reply=150)
-    without_cache = 0.0
-    with_cache = 1024.0
     ratios = []
-    tokens_read = {}
+    read = {0.0: 0, 1024.0: 0}
     for _ in range(repeats):
         seconds = {}
-        played = {}
-        for cache_mb in (without_cache, with_cache):
-            engine = bench.engine(
-                sampling=GREEDY, end_of_turn_ids=[10**9], prefix_cache_mb=cache_mb
-            )
+        said = {}
+        for kept_mb in read:
+            engine = bench.engine(sampling=GREEDY, end_of_turn_ids=[10**9], prefix_cache_mb=kept_mb)
             started = time.perf_counter()
-            played[cache_mb] = run(engine)
-            seconds[cache_mb] = time.perf_counter() - started
-            tokens_read[cache_mb] = engine.stats["read"]
-        assert played[without_cache] == played[with_cache]
-        ratios.append(seconds[without_cache] / seconds[with_cache])
-    read_ratio = tokens_read[without_cache] / tokens_read[with_cache]
-    return round(statistics.median(ratios), 2), round(read_ratio, 2)
+            said[kept_mb] = run(engine)
+            seconds[kept_mb] = time.perf_counter() - started
+            read[kept_mb] = engine.stats["read"]
+        assert said[0.0] == said[1024.0]
+        ratios.append(seconds[0.0] / seconds[1024.0])
+    return round(statistics.median(ratios), 2), round(read[0.0] / read[1024.0], 2)
 
 
 def measure_real_model(arguments: argparse.Namespace) -> None:
@@ -183,31 +174,6 @@ def measure_real_model(arguments: argparse.Namespace) -> None:
     print(parts_table(result["parts"]))
     if arguments.json:
         print(json.dumps(result))
-
-
-def compare_settings(bench: Bench, tokens: int, repeats: int) -> dict[str, dict]:
-    """A row for each setting and way of sampling, with turns of about so many tokens."""
-    rng = random.Random(0)
-
-    def draw_length() -> int:
-        return min(4 * tokens, max(4, int(tokens * rng.lognormvariate(0, 0.8))))
-
-    uniform = [[tokens]] * 64
-    mixed = [[draw_length(), draw_length()] for _ in range(64)]
-    rows = {}
-    for name, sampling in (("greedy", GREEDY), ("seeded", SEEDED)):
-        until_stop = {"sampling": sampling, "stop_texts": bench.spec.stop_texts}
-        endless = {"sampling": sampling, "end_of_turn_ids": [10**9]}
-        settings: dict[str, tuple[Callable, dict]] = {
-            "demo": (bench.demo, until_stop),
-            "uniform": (bench.turns(uniform), endless),
-            "mixed": (bench.turns(mixed), endless),
-        }
-        for setting, (run, options) in settings.items():
-            ours = partial(bench.engine, **options)
-            theirs = partial(bench.batches, **options)
-            rows[f"{setting} {name}"] = compare(run, ours, theirs, repeats)
-    return rows
 
 
 def main() -> None:
@@ -234,33 +200,55 @@ def main() -> None:
     if arguments.model:
         measure_real_model(arguments)
         return
-    repeats = 2 if arguments.quick else 3
+    rng = random.Random(0)
+    tokens = 40 if arguments.quick else 80
+    mixed = [
+        [min(4 * tokens, max(4, int(tokens * rng.lognormvariate(0, 0.8)))) for _ in range(2)]
+        for _ in range(64)
+    ]
+    endless = {"end_of_turn_ids": [10**9]}
     with tempfile.TemporaryDirectory() as folder:
-        warm_start_steps = 60 if arguments.quick else 250
-        bench = Bench(prepare_sandbox(folder, warm_start_steps=warm_start_steps))
-        settings = compare_settings(bench, 40 if arguments.quick else 80, repeats)
-        cache_wall_ratio, cache_read_ratio = prefix(bench, repeats)
-    titles = ("setting", "engine, tokens/s", "batches, tokens/s", "ratio", "identical")
-    print(markdown(titles, [[name, *row.values()] for name, row in settings.items()]))
+        bench = Bench(prepare_sandbox(folder, warm_start_steps=60 if arguments.quick else 250))
+        rows = {}
+        for name, sampling in (("greedy", GREEDY), ("seeded", SEEDED)):
+            stops = {"sampling": sampling, "stop_texts": bench.spec.stop_texts}
+            settings: dict[str, tuple[Callable, dict]] = {
+                "demo": (bench.demo, stops),
+                "uniform": (bench.turns([[tokens]] * 64), {"sampling": sampling, **endless}),
+                "mixed": (bench.turns(mixed), {"sampling": sampling, **endless}),
+            }
+            for setting, (run, options) in settings.items():
+                rows[f"{setting} {name}"] = compare(
+                    run,
+                    lambda options=options: bench.engine(**options),
+                    lambda options=options: bench.batches(**options),
+                    2 if arguments.quick else 3,
+                )
+        kept, read = prefix(bench, 2 if arguments.quick else 3)
     print(
-        f"\nkeys and values kept between turns: {cache_wall_ratio:.2f} x as fast, "
-        f"{cache_read_ratio:.2f} x fewer tokens read"
+        "| setting | engine, tokens/s | batches, tokens/s | ratio | identical |\n|---|---|---|---|---|"
+    )
+    for name, row in rows.items():
+        print(f"| {name} | " + " | ".join(map(str, row.values())) + " |")
+    print(
+        f"\nkeys and values kept between turns: {kept:.2f} x as fast, {read:.2f} x fewer tokens read"
     )
     if arguments.json:
-        identical: dict[str, list[float]] = {"greedy": [], "seeded": []}
-        for name, row in settings.items():
-            identical[name.split()[1]].append(row["identical"])
         result = {
-            "demo_speedup": settings["demo seeded"]["speedup"],
-            "uniform_speedup": settings["uniform seeded"]["speedup"],
-            "mixed_speedup": settings["mixed seeded"]["speedup"],
-            "identical_greedy": min(identical["greedy"]),
-            "identical_share": min(identical["seeded"]),
-            "prefix_wall_ratio": cache_wall_ratio,
-            "prefix_read_ratio": cache_read_ratio,
-            "settings": settings,
+            f"{setting}_speedup": rows[f"{setting} seeded"]["speedup"]
+            for setting in ("demo", "uniform", "mixed")
         }
-        print(json.dumps(result))
+        result["identical_greedy"] = min(
+            row["identical"] for name, row in rows.items() if name.endswith("greedy")
+        )
+        result["identical_share"] = min(
+            row["identical"] for name, row in rows.items() if name.endswith("seeded")
+        )
+        print(
+            json.dumps(
+                result | {"prefix_wall_ratio": kept, "prefix_read_ratio": read, "settings": rows}
+            )
+        )
 
 
 if __name__ == "__main__":

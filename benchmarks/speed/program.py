@@ -37,7 +37,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -69,25 +69,20 @@ WIDE = Limits(max_turns=5, max_turn_tokens=400, max_tokens=400_000, max_context=
 
 def measure_split(folder: Path, is_quick: bool) -> dict[str, Any]:
     policy = make_tiny_policy(folder / "tiny")
-    losses = ["grpo", "dapo", "dr_grpo", "cispo"]
-    accumulations = [1, 4]
-    backends = ["ddp", "zero3", "fsdp2"]
-    losses_of_two_processes = losses
-    if is_quick:
-        losses = ["grpo", "dapo"]
-        accumulations = [4]
-        backends = ["ddp"]
-        losses_of_two_processes = ["grpo"]
-
-    errors = {}
-    for number, (loss, beta, parts) in enumerate(product(losses, (0.0, 0.05), accumulations)):
-        split = split_errors(policy, folder / f"split-{number}", loss, parts, beta)
-        errors[f"{loss}, beta {beta}, {parts} parts"] = max(split["whole"], split["split"])
-    for backend, loss in product(backends, losses_of_two_processes):
-        run_folder = folder / f"{backend}-{loss}"
-        run_folder.mkdir()
-        errors[f"{loss}, two processes, {backend}"] = launched(policy, run_folder, loss, backend)[0]
-    return {"split_error": max(errors.values()), "split_errors": errors}
+    losses, parts = (
+        (("grpo", "dapo"), (4,)) if is_quick else (("grpo", "dapo", "dr_grpo", "cispo"), (1, 4))
+    )
+    found = {}
+    for number, (loss, beta, part) in enumerate(product(losses, (0.0, 0.05), parts)):
+        errors = split_errors(policy, folder / f"split-{number}", loss, part, beta)
+        found[f"{loss}, beta {beta}, {part} parts"] = max(errors["whole"], errors["split"])
+    for backend, loss in product(
+        ("ddp",) if is_quick else ("ddp", "zero3", "fsdp2"), ("grpo",) if is_quick else losses
+    ):
+        place = folder / f"{backend}-{loss}"
+        place.mkdir()
+        found[f"{loss}, two processes, {backend}"] = launched(policy, place, loss, backend)[0]
+    return {"split_error": max(found.values()), "split_errors": found}
 
 
 # --- the same training, by the native loop and by a program -----------------------------------------------------------
@@ -100,22 +95,27 @@ def trained(
     seen: dict[Any, Any] = {}
 
     def reward(rollout: Any, **columns: Any) -> list[float | None]:
-        step = len(clock.wall)
-        for episode in rollout:
-            seen[step, episode.seed] = (episode.prompt_ids, episode.ids, episode.mask)
+        seen.update(
+            {
+                (len(clock.wall), episode.seed): (episode.prompt_ids, episode.ids, episode.mask)
+                for episode in rollout
+            }
+        )
         return exact_match_reward(rollout=rollout, **columns)
 
     clock = StepTimes()
-    options = settings(
-        DEMO,
-        output_dir=str(folder),
-        seed=SEED,
-        max_steps=steps + 1,
-        per_device_train_batch_size=64,
+    args = MultiTurnGRPOConfig(
+        **settings(
+            DEMO,
+            output_dir=str(folder),
+            seed=SEED,
+            max_steps=steps + 1,
+            per_device_train_batch_size=64,
+        )
     )
     train(
         MultiTurnGRPOTrainer,
-        MultiTurnGRPOConfig(**options),
+        args,
         sandbox,
         environment,
         lambda trainer: trainer.add_callback(clock),
@@ -134,31 +134,27 @@ def measure_training(folder: Path, is_quick: bool) -> dict[str, Any]:
         "workers": lambda: Program(asks, llms={"oracle": oracle}, workers=1),
     }
     times: dict[str, list[StepTimes]] = {name: [] for name in makes}
-    rollouts: dict[str, dict[Any, Any]] = {}
-    repeats, steps = (1, 2) if is_quick else (3, 4)
-    for repeat, (name, make) in product(range(repeats), makes.items()):
+    seen: dict[str, dict[Any, Any]] = {}
+    for turn, (name, make) in product(range(1 if is_quick else 3), makes.items()):
         environment = make()
         with native_seeds():
-            run_folder = folder / f"{name}-{repeat}"
-            clock, rollouts[name] = trained(run_folder, sandbox, environment, steps)
+            clock, seen[name] = trained(
+                folder / f"{name}-{turn}", sandbox, environment, 2 if is_quick else 4
+            )
         times[name].append(clock)
         if isinstance(environment, Program):
             environment.close()
+    middle = {
+        (name, kind): statistics.median(value for clock in clocks for value in getattr(clock, kind))
+        for name, clocks in times.items()
+        for kind in ("wall", "cpu")
+    }
 
-    # Median seconds of a step, by name and clock.
-    medians = {}
-    for name, clocks in times.items():
-        medians[name, "wall"] = statistics.median(chain.from_iterable(c.wall for c in clocks))
-        medians[name, "cpu"] = statistics.median(chain.from_iterable(c.cpu for c in clocks))
+    def ratio(name: str, kind: str) -> float:
+        return round(middle[name, kind] / middle["native", kind], 3)
 
-    def ratio(name: str, clock: str) -> float:
-        return round(medians[name, clock] / medians["native", clock], 3)
-
-    # Rollouts with the same tokens as the native loop's, by step and seed.
-    native = rollouts.pop("native")
-    same = []
-    for others in rollouts.values():
-        same += [others.get(key) == tokens for key, tokens in native.items()]
+    native = seen.pop("native")
+    same = [seen[name].get(place) == tokens for name in seen for place, tokens in native.items()]
     return {
         "same_rollouts": sum(same) / len(same),
         "rollouts": len(native),
@@ -166,7 +162,7 @@ def measure_training(folder: Path, is_quick: bool) -> dict[str, Any]:
         "cpu_ratio": ratio("program", "cpu"),
         "workers_wall_ratio": ratio("workers", "wall"),
         "workers_cpu_ratio": ratio("workers", "cpu"),
-        "step_s": {name: round(medians[name, "wall"], 3) for name in times},
+        "step_s": {name: round(middle[name, "wall"], 3) for name in times},
     }
 
 
@@ -175,54 +171,49 @@ def measure_training(folder: Path, is_quick: bool) -> dict[str, Any]:
 
 def cost_of_calls(calls: int, turns: int, characters: int) -> float:
     """Seconds of this process for a call at the gateway, with a policy that costs nothing."""
-    chat_format = byte_format()
-    tokenizer = chat_format.tokenizer
-    ids = [*tokenizer("the town has 20 people .")["input_ids"], tokenizer.eos_token_id]
-    seconds_per_call = 0.0
+    form = byte_format()
+    ids = [*form.tokenizer("the town has 20 people .")["input_ids"], form.tokenizer.eos_token_id]
+    cost: list[float] = []
 
     async def policy(request: Any) -> Sample:
         return Sample(ids, [-0.5] * len(ids))
 
     def agent(row: Any, base_url: str, api_key: str) -> str:
-        nonlocal seconds_per_call
-        # The first conversations find out how the template writes: the last ones count.
-        for call_count in (turns, calls):
+        for asked in (turns, calls):  # the first conversations find out how the template writes
             before = time.process_time()
-            client = [sys.executable, "-m", PEERS, "client", base_url]
-            numbers = [str(call_count), str(turns), str(characters)]
-            process = subprocess.run(
-                [*client, *numbers], capture_output=True, text=True, check=True
+            command = [
+                sys.executable,
+                "-m",
+                PEERS,
+                "client",
+                base_url,
+                *map(str, (asked, turns, characters)),
+            ]
+            made = json.loads(
+                subprocess.run(command, capture_output=True, text=True, check=True).stdout
             )
-            made = json.loads(process.stdout)["calls"]
-            seconds_per_call = (time.process_time() - before) / made
+            cost[:] = [(time.process_time() - before) / made["calls"]]
         return "done"
 
     program = Program(agent, max_calls=10**7, max_sequences=10**7)
     rollout = Rollout([1], row={"question": "q"})
-    run(program.play_episode(rollout, policy, chat_format, WIDE))
+    run(program.play_episode(rollout, policy, form, WIDE))
     program.close()
     assert rollout.status == "answered", rollout.error
-    return seconds_per_call
-
-
-def cost_of_conversation(turns: int, characters: int) -> float:
-    """Seconds of this process for a conversation of so many calls."""
-    return turns * cost_of_calls(16 * turns, turns, characters)
+    return cost[0]
 
 
 def measure_gateway(folder: Path, is_quick: bool) -> dict[str, Any]:
     calls = 1600 if is_quick else 4800
     costs = [cost_of_calls(calls, turns, 400) for turns in (1, 5)]
-    ten_long = cost_of_conversation(10, 80_000)
-    ten_short = cost_of_conversation(10, 800)
-    forty_long = cost_of_conversation(40, 80_000)
-    forty_short = cost_of_conversation(40, 800)
     # As many first calls in both: they cancel.
-    long = (forty_long - ten_long) / 30
-    short = (forty_short - ten_short) / 30
+    ten, forty = (
+        {size: n * cost_of_calls(16 * n, n, size) for size in (80_000, 800)} for n in (10, 40)
+    )
+    long, short = ((forty[size] - ten[size]) / 30 for size in ten)
     return {
         "calls_per_second": round(1 / max(costs)),
-        "first_ms": round(1e3 * (ten_long - 9 * long), 3),
+        "first_ms": round(1e3 * (ten[80_000] - 9 * long), 3),
         "long_ms": round(1e3 * long, 3),
         "short_ms": round(1e3 * short, 3),
     }
@@ -240,26 +231,24 @@ def serving(delay: float) -> Iterator[str]:
         process.stdin.close()
 
 
-async def make_calls(chat: Any, calls: int) -> None:
-    """Make so many calls at once; none may fail."""
-    pending = [chat([{"role": "user", "content": f"number {i} ?"}]) for i in range(calls)]
-    replies = await asyncio.gather(*pending)
-    errors = [reply.error for reply in replies if reply.error is not None]
-    assert not errors, errors[0]
+async def asked(chat: Any, calls: int) -> None:
+    replies = await asyncio.gather(
+        *(chat([{"role": "user", "content": f"number {i} ?"}]) for i in range(calls))
+    )
+    assert all(reply.error is None for reply in replies), next(
+        reply.error for reply in replies if reply.error
+    )
 
 
 def measure_chat(folder: Path, is_quick: bool) -> dict[str, Any]:
-    # Enough open files for a thousand connections.
-    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft_limit = min(hard_limit, 8192) if hard_limit > 0 else 8192
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft_limit, hard_limit))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if hard > 0 else 8192, hard))
     with serving(0.0) as url, OpenAIChat("m", url, api_key="k", price=(1, 1)) as chat:
-        run(make_calls(chat, 100))
+        run(asked(chat, 100))
         calls = 500 if is_quick else 2000
         before = time.process_time()
-        run(make_calls(chat, calls))
-        seconds_per_call = (time.process_time() - before) / calls
-    measured: dict[str, Any] = {"chat_ms": round(1e3 * seconds_per_call, 3)}
+        run(asked(chat, calls))
+        found: dict[str, Any] = {"chat_ms": round(1e3 * (time.process_time() - before) / calls, 3)}
     if not is_quick:
         seconds = 5.0
         with (
@@ -267,9 +256,9 @@ def measure_chat(folder: Path, is_quick: bool) -> dict[str, Any]:
             OpenAIChat("m", url, api_key="k", price=(1, 1), max_concurrency=1024) as chat,
         ):
             before = time.perf_counter()
-            run(make_calls(chat, 1024))
-            measured["in_flight_ratio"] = round((time.perf_counter() - before) / seconds, 3)
-    return measured
+            run(asked(chat, 1024))
+            found["in_flight_ratio"] = round((time.perf_counter() - before) / seconds, 3)
+    return found
 
 
 # --- forks ------------------------------------------------------------------------------------------------------------
@@ -277,9 +266,8 @@ def measure_chat(folder: Path, is_quick: bool) -> dict[str, Any]:
 
 def measure_fork(folder: Path, is_quick: bool) -> dict[str, Any]:
     turns = 8
-    chat_format = byte_format()
-    tokenizer = chat_format.tokenizer
-    requests: list[Any] = []
+    form = byte_format()
+    sent = list[Any]()
 
     async def agent(row: Any, base_url: str, api_key: str) -> str:
         """Keeps its history as frameworks do: arguments are parsed and written again, thoughts are dropped."""
@@ -288,67 +276,75 @@ def measure_fork(folder: Path, is_quick: bool) -> dict[str, Any]:
         messages: list[Any] = [{"role": "user", "content": "add"}]
         async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
             for _ in range(turns):
-                requests.append([dict(message) for message in messages])
+                sent.append([dict(message) for message in messages])
                 completion = await client.chat.completions.create(
-                    model="agent",
-                    messages=messages,
-                    tools=[ADD],  # type: ignore[list-item]
-                )
-                reply = completion.choices[0].message
-                calls = [call for call in reply.tool_calls or () if call.type == "function"]
+                    model="agent", messages=messages, tools=[ADD]
+                )  # type: ignore[list-item]
+                said = completion.choices[0].message
+                functions = [
+                    (call.id, call.function)
+                    for call in said.tool_calls or ()
+                    if call.type == "function"
+                ]
+                written = [
+                    {
+                        "id": id,
+                        "type": "function",
+                        "function": {
+                            "name": one.name,
+                            "arguments": json.dumps(json.loads(one.arguments)),
+                        },
+                    }
+                    for id, one in functions
+                ]
                 messages.append(
                     {
                         "role": "assistant",
-                        "content": (reply.content or "").strip(),
-                        "tool_calls": [_written_anew(call) for call in calls],
+                        "content": (said.content or "").strip(),
+                        "tool_calls": written,
                     }
                 )
-                for call in calls:
-                    messages.append({"role": "tool", "tool_call_id": call.id, "content": "2"})
+                messages += [
+                    {"role": "tool", "tool_call_id": id, "content": "2"} for id, _ in functions
+                ]
         return "done"
 
     turn = "<think>\nhm \n</think>\n\n I add.\n\n" + called("add", '{"a":1,  "b":[1,2]}') + "  "
     rollout, policy = play_program(agent, lambda text, request: turn, limits=WIDE)
     assert rollout.status == "answered" and len(policy.requests) == turns, rollout.error
-    turn_ids = [*tokenizer(turn)["input_ids"], tokenizer.eos_token_id]
+    written = len(form.tokenizer(turn)["input_ids"]) + 1
     lengths = [len(sequence.prompt_ids) + len(sequence.ids) for sequence in rollout.sequences]
-
-    # The same requests by the usual rule: one that does not go on from the ids before it begins a sequence.
-    lengths_by_prefix: list[int] = []
-    ids_before: list[int] = []
-    for messages in requests:
+    by_prefix = list[int]()
+    before = list[int]()
+    ends = [*form.tokenizer(turn)["input_ids"], form.tokenizer.eos_token_id]
+    for messages in sent:
         history = [_with_objects(message) for message in messages]
-        ids = tokenizer.apply_chat_template(
+        ids = form.tokenizer.apply_chat_template(
             history, tools=[ADD], add_generation_prompt=True, return_dict=False
         )
-        if lengths_by_prefix and ids[: len(ids_before)] == ids_before:
-            lengths_by_prefix.pop()
-        ids_before = [*ids, *turn_ids]
-        lengths_by_prefix.append(len(ids_before))
-
-    uninterrupted = max(len(request.context) for request in policy.requests) + len(turn_ids)
+        if by_prefix and ids[: len(before)] == before:
+            by_prefix.pop()
+        before = [*ids, *ends]
+        by_prefix.append(len(before))
+    whole = max(len(request.context) for request in policy.requests) + written
     return {
-        "fork_ratio": sum(lengths) / uninterrupted,
-        "prefix_rule_ratio": round(sum(lengths_by_prefix) / uninterrupted, 2),
-    }
-
-
-def _written_anew(call: Any) -> dict[str, Any]:
-    """A tool call as a framework keeps it: its arguments are parsed and written again."""
-    arguments = json.dumps(json.loads(call.function.arguments))
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.function.name, "arguments": arguments},
+        "fork_ratio": sum(lengths) / whole,
+        "prefix_rule_ratio": round(sum(by_prefix) / whole, 2),
     }
 
 
 def _with_objects(message: Any) -> Any:
     """A message as templates take it: arguments are objects."""
-    calls = []
-    for call in message.get("tool_calls", ()):
-        arguments = json.loads(call["function"]["arguments"])
-        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    calls = [
+        {
+            **call,
+            "function": {
+                **call["function"],
+                "arguments": json.loads(call["function"]["arguments"]),
+            },
+        }
+        for call in message.get("tool_calls", ())
+    ]
     return {**message, "tool_calls": calls} if calls else message
 
 
@@ -374,26 +370,26 @@ def main() -> None:
         "--model", help="measure the training of a real model instead: smollm2, a folder, a name"
     )
     arguments = parser.parse_args()
-    measured: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     names = arguments.only or list(PARTS)
     if arguments.model:
         names = []
         quiet()
         with tempfile.TemporaryDirectory() as folder:
-            measured = program_model.measure_model(
+            found = program_model.measure_model(
                 model_folder(arguments.model), Path(folder), arguments.quick
             )
     for name in names:
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             part = PARTS[name](Path(folder), arguments.quick)
-        measured |= part
+        found |= part
         log(f"{name}, {time.perf_counter() - started:.0f} s: {part}")
-    if arguments.json:
-        print(json.dumps(measured))
-    else:
-        for name, value in measured.items():
-            print(f"{name}: {value}")
+    print(
+        json.dumps(found)
+        if arguments.json
+        else "\n".join(f"{name}: {value}" for name, value in found.items())
+    )
 
 
 if __name__ == "__main__":

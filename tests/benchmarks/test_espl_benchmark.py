@@ -183,9 +183,8 @@ def test_a_run_that_does_not_learn_fails(changes, complaint, monkeypatch):
     problem_texts = learning.problems(
         {**demo, "failed_rollouts": values["failed"]}, {"exact_match": espl}, values["agree"]
     )
-    assert (complaint is None) == (problem_texts == []) and all(
-        complaint in problem for problem in problem_texts
-    )
+    assert (complaint is None) == (problem_texts == [])
+    assert all(complaint in problem for problem in problem_texts)
 
 
 # --- the league, and the figures in the pages ----------------------------------------------------------------------

@@ -69,10 +69,8 @@ def test_differences_are_paired_by_seed_over_the_settings_that_are_complete():
     outcomes = league.outcomes(records)
     row = outcomes["one_call_minus_joint"]
     assert (row["mean"], row["n"], row["settings"]) == (0.25, 16, ["rules, easy"])
-    assert (
-        outcomes["one_call_minus_gepa"]["mean"] == 0.75
-        and outcomes["paired_minus_one_call"]["n"] == 0
-    )
+    assert outcomes["one_call_minus_gepa"]["mean"] == 0.75
+    assert outcomes["paired_minus_one_call"]["n"] == 0
     assert outcomes["each"]["rules, .7"]["one_call_minus_joint"]["n"] == 3
     assert outcomes["calls"]["joint"] == 10
     both = league.outcomes(of_all(first) + of_all(second))["one_call_minus_joint"]

@@ -144,13 +144,11 @@ def test_two_stages():
     choosing = scores_of(rng(2), (0.5, 0.3, 0.7), 20)
     chosen = choose_challenger(choosing, rng())
     judgement = judge_prompts(choosing, chosen, scores_of(rng(3), (0.5, 0.7), 300), delta=0.1)
-    assert (
-        judgement.chosen == chosen == 2 and judgement.verdict == "worth it" and judgement.tried == 2
-    )
-    assert (
-        judgement.gain.mean == pytest.approx(judgement.best - judgement.start)
-        and not judgement.topped_up
-    )
+    assert judgement.chosen == chosen == 2
+    assert judgement.verdict == "worth it"
+    assert judgement.tried == 2
+    assert judgement.gain.mean == pytest.approx(judgement.best - judgement.start)
+    assert not judgement.topped_up
     assert judgement.sentence().startswith("worth it: ")
     assert judgement.naive > 0
     assert judgement.test.p_value < 0.2

@@ -254,10 +254,8 @@ def test_the_signal_of_an_untrained_agent():
     assert measured.signal.differing.low < 1 / 3 < measured.signal.differing.high
     assert measured.signal.verdict == "worth it"
     assert measured.signal.pass_at[1].mean == pytest.approx(0.5, abs=0.15)
-    assert (
-        measured.training == ("worth it", measured.signal.sentence())
-        and "pass@8" in measured.report()
-    )
+    assert measured.training == ("worth it", measured.signal.sentence())
+    assert "pass@8" in measured.report()
 
 
 @pytest.mark.parametrize(("calls", "max_turns"), [(100, 3), (512, 3), (512, 6), (64, 5)])
@@ -333,9 +331,8 @@ def score_puzzles(predictions, answers):
 def test_the_ceiling_of_requests():
     chat = chat_of({"": 0.3, "Split": 0.9})
     measured = headroom(ROWS, llm=chat)
-    assert (
-        measured.requests.gain.low > 0.3 and measured.requests.low < 0.95 < measured.requests.high
-    )
+    assert measured.requests.gain.low > 0.3
+    assert measured.requests.low < 0.95 < measured.requests.high
     assert measured.calls == {"requests": 512} and measured.requests.repeats == 4
     last_messages = {call[-1]["content"] for call in chat.calls}
     assert len(last_messages) == 4 * 32 and all("question" in text for text in last_messages)
@@ -360,11 +357,9 @@ def test_a_pool_of_models():
     pool = {"small": chat_of({"": 0.2}, "s"), "large": chat_of({"": 0.9}, "l")}
     measured = headroom(ROWS, pool=pool, repeats=2, calls=200)
     assert measured.pool.each["large"].mean > measured.pool.each["small"].mean + 0.4
-    assert (
-        measured.calls == {"pool": 200}
-        and "large" in measured.report()
-        and measured.pool.naive.n == 50
-    )
+    assert measured.calls == {"pool": 200}
+    assert "large" in measured.report()
+    assert measured.pool.naive.n == 50
 
 
 class Conductor(Untrained):
@@ -478,9 +473,9 @@ def test_the_same_seed_measures_the_same_rows():
 
 def test_settings_may_be_passed_as_an_object():
     settings = HeadroomSettings(policy=chat_of({}), prompts=["a", "b"], calls=100)
-    found = headroom(ROWS, settings, top_up_calls=100, delta=0.2)
-    assert found.texts == ["a", "b", ""] and found.delta == 0.2
-    assert found.calls["prompts"] <= 200 and settings.delta is None
+    measured = headroom(ROWS, settings, top_up_calls=100, delta=0.2)
+    assert measured.texts == ["a", "b", ""] and measured.delta == 0.2
+    assert measured.calls["prompts"] <= 200 and settings.delta is None
     with pytest.raises(TypeError, match="prompt"):
         headroom(ROWS, settings, prompt="a")
 

@@ -214,9 +214,8 @@ def test_a_metric_of_the_package_as_an_object(script):
     found_metrics = find_metrics(
         {"length": overlap, "mine": evaluate.load(script("same")), "token_f1": "token_f1"}
     )
-    assert found_metrics["length"](["abc"], [["a"]]) == [3] and found_metrics["mine"](
-        ["a"], [["b"]]
-    ) == [0.0]
+    assert found_metrics["length"](["abc"], [["a"]]) == [3]
+    assert found_metrics["mine"](["a"], [["b"]]) == [0.0]
     assert list(find_metrics([evaluate.load(script("same")), exact_match_of_all])) == [
         "same",
         "exact_match_of_all",

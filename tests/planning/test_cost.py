@@ -32,9 +32,8 @@ def test_calls_tokens_and_dollars_follow_from_the_configuration():
         assumptions=Assumptions(calls=2, call_input=500, call_output=100),
     )
     assert (estimate.steps, estimate.rollouts) == (100, 64) and estimate.calls == 2 * 64 * 100
-    assert estimate.tokens == estimate.calls * 600 and estimate.usd == pytest.approx(
-        estimate.calls * 700 / 1e6
-    )
+    assert estimate.tokens == estimate.calls * 600
+    assert estimate.usd == pytest.approx(estimate.calls * 700 / 1e6)
     assert "assumed: calls 2" in estimate.notes[0] and estimate.hours_with_lead is None
 
 
@@ -100,10 +99,8 @@ def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
     ]  # of a large LLM whose price is not known
     RolloutLog(tmp_path / "free" / "rollouts").write(free)
     estimate = estimate_cost(ARGS, 10**9, pilot=tmp_path / "free", price=(1.0, 2.0))
-    assert (
-        estimate.usd == pytest.approx(estimate.calls * 1200 / 1e6)
-        and "usd" not in estimate.intervals
-    )
+    assert estimate.usd == pytest.approx(estimate.calls * 1200 / 1e6)
+    assert "usd" not in estimate.intervals
     with pytest.raises(ValueError, match="no finished rollouts"):
         estimate_cost(ARGS, 10**9, pilot=tmp_path / "nothing")
 

@@ -101,10 +101,8 @@ def test_an_answer(serve):
     with client(address) as asking:
         assert [model.id for model in asking.models.list()] == ["agent"]
     completion = ask(address)
-    assert (
-        completion.choices[0].message.content == "Nairobi"
-        and completion.choices[0].finish_reason == "stop"
-    )
+    assert completion.choices[0].message.content == "Nairobi"
+    assert completion.choices[0].finish_reason == "stop"
     assert completion.model == "agent"
     assert (
         completion.usage.total_tokens
@@ -191,18 +189,14 @@ def test_a_conversation_goes_on_after_a_reply_without_an_answer(serve):
     body = {"model": "agent", "messages": history}
     read = read_answer_request(json.dumps(body).encode(), ChatCompletions(), "")
     refused = read.messages[1]
-    assert (
-        refused == {"role": "assistant", "content": message.refusal}
-        and "malformed" in message.refusal
-    )
+    assert refused == {"role": "assistant", "content": message.refusal}
+    assert "malformed" in message.refusal
 
 
 def test_a_token_limit_ends_the_episode(serve):
     completion = ask(serve(), max_completion_tokens=16, extra_body={"trajectory": True})
-    assert (
-        completion.choices[0].finish_reason == "length"
-        and completion.choices[0].message.content is None
-    )
+    assert completion.choices[0].finish_reason == "length"
+    assert completion.choices[0].message.content is None
 
 
 def test_what_the_agent_is_shown():

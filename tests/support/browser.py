@@ -9,7 +9,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,14 @@ CHROMIUM = (
 )
 # No sandbox, because tests run as root in containers. The other flags keep it off the network.
 FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    *(
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+    ),
+    *("--disable-component-update", "--disable-sync"),
 ]
 
 
@@ -86,13 +86,14 @@ def shows(page: Any, count: int) -> None:
 def record(number: int, rng: random.Random, words: int = 60, **changes: Any) -> dict[str, Any]:
     """A rollout's record as training writes it, with `words` words in each turn."""
 
-    vocabulary = ("Kenya", "capital", "which", "language", "because")
-    statuses = ("answered", "answered", "answered", "out_of_turns", "malformed", "truncated")
-
     def text() -> str:
-        return " ".join(rng.choice(vocabulary) for _ in range(words))
+        return " ".join(
+            rng.choice(("Kenya", "capital", "which", "language", "because")) for _ in range(words)
+        )
 
-    status = rng.choice(statuses)
+    status = rng.choice(
+        ("answered", "answered", "answered", "out_of_turns", "malformed", "truncated")
+    )
     act = {
         "text": f"<think> {text()} </think> <interaction_prompt> {text()} </interaction_prompt>",
         "kind": "act",
@@ -173,9 +174,9 @@ def _played(trace: Any, step: int, rng: random.Random) -> dict[str, Any]:
         {"text": text, "kind": "act", "well_formed": True, "problem": ""} for text in trace["turns"]
     ]
     turns[-1] |= {"kind": "answer"} if whole else {"well_formed": False, "problem": "no thought"}
-    observations = [
-        {"text": text, "error": None, "seconds": rng.random(), "cached": False}
-        for text in trace["observations"]
+    said = [
+        {"text": t, "error": None, "seconds": rng.random(), "cached": False}
+        for t in trace["observations"]
     ]
     return record(
         0,
@@ -189,9 +190,9 @@ def _played(trace: Any, step: int, rng: random.Random) -> dict[str, Any]:
         question=trace["question"],
         answers=trace["answers"],
         answer=answer,
-        observations=observations,
+        observations=said,
         status="answered" if whole else "malformed",
-        cost_usd=3e-5 * len(observations),
+        cost_usd=3e-5 * len(said),
     )
 
 
@@ -214,18 +215,21 @@ def evolved(path: Path, steps: int = 24) -> Any:
     population = Population(SystemPrompt("Answer the question.", ("Ask first.",)), seed=1)
     for step in range(steps):
         playing = population.select(3)
-        rewards = [[0.1 * len(prompt.principles) + rng.gauss(0, 0.1)] for prompt in playing]
-        population.record(playing, rewards)
+        population.record(
+            playing, [[0.1 * len(prompt.principles) + rng.gauss(0, 0.1)] for prompt in playing]
+        )
         parent = playing[0]
         ids = tuple(dict.fromkeys(prompt.id for prompt in playing))
         principles = dict.fromkeys([*parent.principles[-4:], rng.choice(advice)])
-        child = SystemPrompt(
-            parent.preamble, tuple(principles), parents=(parent.id,), operator="mutation"
+        population.add(
+            SystemPrompt(
+                parent.preamble, tuple(principles), parents=(parent.id,), operator="mutation"
+            )
         )
-        population.add(child)
         if step % 4 == 3 and len(ids) > 1:
-            union = dict.fromkeys(chain.from_iterable(prompt.principles for prompt in playing))
-            child = SystemPrompt(parent.preamble, tuple(union), parents=ids, operator="crossover")
-            population.add(child)
+            union = dict.fromkeys(rule for prompt in playing for rule in prompt.principles)
+            population.add(
+                SystemPrompt(parent.preamble, tuple(union), parents=ids, operator="crossover")
+            )
     path.write_text(json.dumps({"population": population.state_dict()}), encoding="utf-8")
     return population

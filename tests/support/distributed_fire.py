@@ -23,10 +23,7 @@ def rows():
 
 def sums(trainer):
     """The exact sums of the weights after each step."""
-    totals = []
-    for weights in trainer:
-        totals.append(sum(float(tensor.double().abs().sum()) for tensor in weights.values()))
-    return totals
+    return [sum(float(t.double().abs().sum()) for t in weights.values()) for weights in trainer]
 
 
 def failing(settings):

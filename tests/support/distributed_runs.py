@@ -40,16 +40,16 @@ def uneven(trainer):
         async def __call__(self, request):
             asked.append(request.conversation)
             sample = await super().__call__(request)
-            text = chat_format.tokenizer.decode(sample.ids, skip_special_tokens=True)
-            words = re.sub(r"<[^>]*>", "", text)
+            said = re.sub(
+                r"<[^>]*>", "", chat_format.tokenizer.decode(sample.ids, skip_special_tokens=True)
+            )
             context = chat_format.tokenizer.decode(request.context)
             number, row = next((i, row) for i, row in enumerate(rows) if row["question"] in context)
             if number % 2 and context.count("<interaction_response>") < 2:
                 act = "<interaction_prompt> which country ? </interaction_prompt>"
             else:
-                answer = row["answers"][0] if request.seed % 2 else "yen"
-                act = f"<answer> {answer} </answer>"
-            ids = chat_format.turn_ids(f"<think> {words} </think> {act}")
+                act = f"<answer> {row['answers'][0] if request.seed % 2 else 'yen'} </answer>"
+            ids = chat_format.turn_ids(f"<think> {said} </think> {act}")
             return Sample(ids, [-1.0] * len(ids))
 
     trainer.policy.__class__ = Uneven
@@ -61,9 +61,11 @@ class Replays(Reference):
 
     def _say(self, messages):
         request = messages[-1]["content"]
-        if "JSON" in request:
-            return EDIT % (len(request) % 1000)
-        return "It went wrong at the second step."
+        return (
+            EDIT % (len(request) % 1000)
+            if "JSON" in request
+            else "It went wrong at the second step."
+        )
 
 
 def trainer_for(settings, name, method, lora=False, rows=8, **changes):
@@ -82,8 +84,9 @@ def trainer_for(settings, name, method, lora=False, rows=8, **changes):
     }
     data = as_rows(make_split(0, n_test=8)[1])[:rows]
     if method == "several":
-        for number, row in enumerate(data):
-            row["environment"] = ("even", "odd")[number % 2]
+        data = [
+            {**row, "environment": ("even", "odd")[number % 2]} for number, row in enumerate(data)
+        ]
     environments = {"even": LLMEnvironment(Oracle()), "odd": LLMEnvironment(Oracle())}
     common = {
         "model": settings["policy"],
@@ -93,10 +96,10 @@ def trainer_for(settings, name, method, lora=False, rows=8, **changes):
         "peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if lora else None,
     }
     if method == "espl":
-        options = {"evolution_lag": 0, "p_crossover": 0.5, "beta": 0.01}
-        if lora:
-            options["reflection"] = "one_call"
-        args = espl_arguments(folder, **{**options, **changes})
+        ours = {"reflection": "one_call"} if lora else {}
+        args = espl_arguments(
+            folder, evolution_lag=0, p_crossover=0.5, **{"beta": 0.01, **ours, **changes}
+        )
         trainer = ESPLTrainer(
             args=args,
             reward_funcs=PromptR1Reward(),
@@ -124,24 +127,20 @@ LOGGED = (
     "rollout/turns",
     "epoch",
 )
-BY_NAME = (
-    "environments/even/reward",
-    "environments/even/turns",
-    "environments/even/share",
-    "environments/odd/reward",
-    "environments/odd/turns",
-    "environments/odd/share",
+BY_NAME = tuple(
+    f"environments/{name}/{what}"
+    for name in ("even", "odd")
+    for what in ("reward", "turns", "share")
 )
 
 
 def outcome(trainer, advantages=()):
-    log = []
-    for entry in trainer.state.log_history:
-        if "loss" in entry:
-            log.append({name: entry[name] for name in (*LOGGED, *BY_NAME) if name in entry})
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
     return {
         **backends.stated(trainer),
-        "log": log,
+        "log": [
+            {name: entry[name] for name in (*LOGGED, *BY_NAME) if name in entry} for entry in log
+        ],
         "advantages": list(advantages),
         "calls": sorted(Counter(trainer.policy.asked).values()),
         "population": trainer.state_dict() if isinstance(trainer, ESPLTrainer) else None,
@@ -199,15 +198,13 @@ class Slow(LLMEnvironment):
 def carried(settings, method):
     """Six steps with a lead of one, one process slower than the other; and again from the checkpoint after the third,
     where what was played since is written down."""
-    groups_of_runs = []
+    seen = []
     take = AsyncSource.take_groups
 
-    def watched(self, count, position):
-        groups = take(self, count, position)
-        turns = 0
-        for group in groups:
-            turns += sum(len(log.turns) for log in group.episode_logs)
-        groups_of_runs[-1].append(([group.number for group in groups], self.updates, turns))
+    def watched(self, wanted, place):
+        groups = take(self, wanted, place)
+        turns = sum(len(log.turns) for group in groups for log in group.episode_logs)
+        seen[-1].append(([group.number for group in groups], self.updates, turns))
         return groups
 
     AsyncSource.take_groups = watched
@@ -221,7 +218,7 @@ def carried(settings, method):
     outcomes = []
     asked = []
     for resume in (False, "checkpoint-3"):
-        groups_of_runs.append([])
+        seen.append([])
         trainer = trainer_for(settings, f"carried-{method}", method, **options)
         if trainer.accelerator.process_index:
             trainer.environment.__class__ = Slow
@@ -229,7 +226,7 @@ def carried(settings, method):
         outcomes.append(outcome(trainer))
         asked.append(len(trainer.policy.asked))
     AsyncSource.take_groups = take
-    return {"outcomes": outcomes, "groups": groups_of_runs, "asked": asked}
+    return {"outcomes": outcomes, "groups": seen, "asked": asked}
 
 
 def planted(settings):
@@ -242,8 +239,10 @@ def planted(settings):
     step = trainer.policy.step
 
     def failing(arrived):
-        is_last_process = trainer.accelerator.process_index == settings["processes"] - 1
-        if is_last_process and trainer.state.global_step >= 1:
+        if (
+            trainer.accelerator.process_index == settings["processes"] - 1
+            and trainer.state.global_step >= 1
+        ):
             raise ArithmeticError("planted in the sampler")
         step(arrived)
 
@@ -255,8 +254,9 @@ def planted(settings):
         heard.touch()
         raise
     except ArithmeticError:
-        # For ever, if nobody hears: the launch has a limit.
-        while settings["backend"] == "ddp" and not heard.exists():
+        while (
+            settings["backend"] == "ddp" and not heard.exists()
+        ):  # for ever, if nobody hears: the launch has a limit
             time.sleep(0.05)
         raise
 
@@ -286,22 +286,22 @@ def main(settings):
         fewer(settings)
         backends.leave(settings["folder"], {})
     if settings.get("carry"):
-        outcomes = {method: carried(settings, method) for method in ("prompt_r1", "espl")}
-        backends.leave(settings["folder"], outcomes)
+        backends.leave(
+            settings["folder"],
+            {method: carried(settings, method) for method in ("prompt_r1", "espl")},
+        )
         return
-    outcomes = {
-        "prompt_r1-full": plain(settings, "prompt_r1", lora=False),
-        "prompt_r1-lora": plain(settings, "prompt_r1", lora=True),
-        "espl-full": plain(settings, "espl", lora=False),
-        "espl-lora": plain(settings, "espl", lora=True),
-        "several-full": plain(settings, "several", lora=False),
+    methods = [("prompt_r1", False), ("prompt_r1", True), ("espl", False), ("espl", True)]
+    methods += [("several", False)]
+    seen = {
+        f"{method}-{'lora' if lora else 'full'}": plain(settings, method, lora)
+        for method, lora in methods
     }
     if settings["resume"]:
-        outcomes["resume"] = {
-            "prompt_r1": resumed(settings, "prompt_r1", lora=False),
-            "espl": resumed(settings, "espl", lora=True),
+        seen["resume"] = {
+            method: resumed(settings, method, lora) for method, lora in (methods[0], methods[3])
         }
-    backends.leave(settings["folder"], outcomes)
+    backends.leave(settings["folder"], seen)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ class Watch(TrainerCallback):
         self.rates.append(lr_scheduler.get_last_lr()[0])
 
 
-def same(weights, other):
-    return all(torch.equal(weights[name], other[name]) for name in weights)
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
 
 
 class Flaky(ScriptedChat):
@@ -50,9 +50,9 @@ def watched_run(policy, folder, rows, failing_batches, chat=None, scaled=False, 
     play = trainer.player.play
     batches = iter(range(100))
 
-    def play_while_down(rollouts, mode):
+    def play_while_down(rollouts, what):
         chat.down = next(batches) in failing_batches
-        return play(rollouts, mode)
+        return play(rollouts, what)
 
     trainer.player.play = play_while_down
     watch = Watch()

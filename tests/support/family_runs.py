@@ -30,8 +30,9 @@ def saved(family, folder):
     return folder
 
 
-# Modules that have to stay whole where the others have four bits.
-WHOLE = {"Mamba": ["dt_proj", "out_proj", "x_proj", "lm_head"]}
+WHOLE = {
+    "Mamba": ["dt_proj", "out_proj", "x_proj", "lm_head"]
+}  # what has to stay whole, over four bits
 
 
 def of_its_shape(tensor, *args, **kwargs):
@@ -48,17 +49,18 @@ def train(family, way, folder, processes=1, whole=WHOLE, **changes):
 
     options = {}
     if way != "full":
-        # peft refuses Mamba's out_proj.
-        targets = ["in_proj", "x_proj"] if family == "Mamba" else "all-linear"
+        targets = (
+            ["in_proj", "x_proj"] if family == "Mamba" else "all-linear"
+        )  # peft refuses its out_proj
         options["peft_config"] = LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")
-    loading = {}
-    if family == "Granite hybrid":
-        loading["router_aux_loss_coef"] = 0.0  # TRL cannot compute this loss
+    loading = (
+        {"router_aux_loss_coef": 0.0} if family == "Granite hybrid" else {}
+    )  # TRL cannot compute it
     if way == "qlora":
         from transformers import BitsAndBytesConfig
 
         bits = BitsAndBytesConfig(load_in_4bit=True, llm_int8_skip_modules=whole.get(family))
-        loading["model_init_kwargs"] = {"quantization_config": bits}
+        loading |= {"model_init_kwargs": {"quantization_config": bits}}
     folder = Path(folder)
     args = arguments(
         folder / "out",
@@ -96,25 +98,25 @@ def outcome(trainer):
         "sampling/logp_difference/mean",
         "sampling/logp_difference/max",
     )
-    log = []
-    for entry in trainer.state.log_history:
-        if "loss" in entry:
-            log.append({name: entry[name] for name in names if name in entry})
-    return {**backends.stated(trainer), "log": log}
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return {
+        **backends.stated(trainer),
+        "log": [{name: one[name] for name in names if name in one} for one in log],
+    }
 
 
 def main(settings):
     backends.prepare(settings["backend"], settings["folder"])
-    outcomes = {}
+    seen = {}
     for family, way in settings["jobs"]:
         try:
             where = Path(settings["folder"]) / f"{family} {way}"
             # Without the auxiliary loss of experts, which is of each process's own tokens.
             trained = train(family, way, where, settings["processes"], router_aux_loss_coef=0.0)
-            outcomes[f"{family} {way}"] = outcome(trained)
+            seen[f"{family} {way}"] = outcome(trained)
         except Exception:
-            outcomes[f"{family} {way}"] = {"error": traceback.format_exc()[-3000:]}
-    backends.leave(settings["folder"], outcomes)
+            seen[f"{family} {way}"] = {"error": traceback.format_exc()[-3000:]}
+    backends.leave(settings["folder"], seen)
 
 
 if __name__ == "__main__":

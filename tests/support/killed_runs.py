@@ -31,8 +31,8 @@ def oracle() -> Callable[[dict[str, Any]], str]:
     """A function that replies as the sandbox's oracle, for [`MisbehavingServer`]."""
     from agentic_prompting.sandbox import Oracle
 
-    sandbox_oracle = Oracle()
-    return lambda request: sandbox_oracle.answer(request["messages"][-1]["content"])
+    knows = Oracle()
+    return lambda request: knows.answer(request["messages"][-1]["content"])
 
 
 # --- the side that kills ------------------------------------------------------------------------------------------
@@ -72,33 +72,23 @@ def killed_and_resumed(
     folder.mkdir(parents=True, exist_ok=True)
     started()  # imports are no part of a run's time, from which the moments are drawn
     with MisbehavingServer(latency=LATENCY, say=oracle()) as server:
-        started_at = time.monotonic()
+        began = time.monotonic()
         assert live_one(folder / "whole", server.base_url) == 0, log.read_text()[-3000:]
-        seconds = time.monotonic() - started_at
+        seconds = time.monotonic() - began
         whole = _result(folder / "whole")
-        outcomes: list[dict[str, Any]] = []
-        while len(outcomes) < kills:
-            run_folder = folder / f"killed-{rng.random()}"
-            moment = rng.uniform(0, seconds)
-            outcome = _one_kill(live_one, server, run_folder, moment, whole)
-            if outcome:  # otherwise it had ended before the kill
-                outcomes.append(outcome)
-
-    def values(name: str) -> list[Any]:
-        return [outcome[name] for outcome in outcomes]
-
-    return {
-        "tried": kills,
-        "resumed": sum(values("resumed")),
-        "paid_twice": sum(values("paid_twice")),
-        "paid_in_vain": sum(values("paid_in_vain")),
-        "uncounted": sum(values("uncounted")),
-        "left": sum(values("left")),
-        "lost_in_flight": max(values("lost_in_flight")),
-        "same_losses": all(values("same_losses")),
-        "same_weights": all(values("same_weights")),
-        "replies": whole["replies"],
+        seen: list[dict[str, Any]] = []
+        while len(seen) < kills:
+            one = _one_kill(
+                live_one, server, folder / f"killed-{rng.random()}", rng.uniform(0, seconds), whole
+            )
+            seen += [one] if one else []  # otherwise it had ended before the kill
+    totals = {
+        name: sum(one[name] for one in seen)
+        for name in ("resumed", "paid_twice", "paid_in_vain", "uncounted", "left")
     }
+    lost = max(one["lost_in_flight"] for one in seen)
+    same = {name: all(one[name] for one in seen) for name in ("same_losses", "same_weights")}
+    return {"tried": kills, **totals, "lost_in_flight": lost, **same, "replies": whole["replies"]}
 
 
 def _one_kill(
@@ -113,32 +103,33 @@ def _one_kill(
         return {}
     time.sleep(2 * LATENCY)  # replies in flight are lost
     paid = server.answered.total() - before
-    saved = _replies(folder)
+    kept = _replies(folder)
     resumed = live_one(folder, server.base_url) == 0
-    result = {"replies": 0, "losses": None, "weights": None, "anew": 0, "folders": 1}
-    if resumed:
-        result = _result(folder)
-    in_vain = result["replies"] - whole["replies"]
+    now = (
+        _result(folder)
+        if resumed
+        else {"replies": 0, "losses": None, "weights": None, "anew": 0, "folders": 1}
+    )
+    in_vain = now["replies"] - whole["replies"]
     return {
         "resumed": resumed,
-        "paid_twice": server.answered.total() - before - paid - (result["replies"] - saved),
+        "paid_twice": server.answered.total() - before - paid - (now["replies"] - kept),
         "paid_in_vain": in_vain,
-        "uncounted": max(in_vain - result["anew"], 0),
-        "lost_in_flight": paid - saved,
-        "left": result["folders"] - 1 + len(_processes_of(folder)),
-        "same_losses": result["losses"] == whole["losses"],
-        "same_weights": result["weights"] == whole["weights"],
+        "uncounted": max(in_vain - now["anew"], 0),
+        "lost_in_flight": paid - kept,
+        "left": now["folders"] - 1 + len(_processes_of(folder)),
+        "same_losses": now["losses"] == whole["losses"],
+        "same_weights": now["weights"] == whole["weights"],
     }
 
 
 def _processes_of(folder: Path) -> list[str]:
-    """Processes of which an argument names the folder."""
-    processes = []
+    """Those of which an argument names the folder."""
+    found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            if str(folder).encode() in entry.read_bytes():
-                processes.append(entry.parent.name)
-    return processes
+            found += [entry.parent.name] if str(folder).encode() in entry.read_bytes() else []
+    return found
 
 
 def _replies(folder: Path) -> int:
@@ -166,19 +157,29 @@ async def repeats(row: Any, base_url: str, api_key: str, salt: str = "") -> dict
 
     async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
 
-        async def ask(model: str, *messages: Any) -> Any:
-            completion = await client.chat.completions.create(model=model, messages=list(messages))
-            return completion.choices[0].message
+        async def asked(model: str, *messages: dict[str, str]) -> Any:
+            return (
+                (await client.chat.completions.create(model=model, messages=list(messages)))
+                .choices[0]
+                .message
+            )  # type: ignore[arg-type]
 
-        question = {"role": "user", "content": row["question"]}
-        turn = await ask("agent", question)
-        request = f"{row['question']} {turn.content} {salt}"
-        reply = await ask("oracle", {"role": "user", "content": request})
-        turn_message = turn.model_dump(include={"role", "content"})
-        last = await ask(
-            "agent", question, turn_message, {"role": "user", "content": reply.content}
+        first = {"role": "user", "content": row["question"]}
+        said = await asked("agent", first)
+        heard = await asked(
+            "oracle", {"role": "user", "content": f"{row['question']} {said.content} {salt}"}
         )
-    return {"answer": last.content or "nothing", "reward": share_of_early_words(last.content)}
+        last = await asked(
+            "agent",
+            first,
+            said.model_dump(include={"role", "content"}),
+            {"role": "user", "content": heard.content},
+        )
+    words = (last.content or "").split()
+    return {
+        "answer": last.content or "nothing",
+        "reward": sum(word < "n" for word in words) / max(len(words), 1),
+    }
 
 
 async def differs(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
@@ -201,22 +202,16 @@ def program_of(name: str, folder: Path, llms: dict[str, Any], port: int) -> Any:
     script = folder / "stand_in.py"  # its path marks its processes
     shutil.copy(Path(__file__).with_name("stand_in.py"), script)
     command = (sys.executable, "-S", str(script), "{question}")
-    if name in HARNESSES:
-        harness = get_harness(name)
-    else:
-        variables = {"URL": "{url}", "KEY": "{api_key}"}
-        harness = Harness("stand-in", command, {"chat": ("", "{base_url}")}, variables)
-    return CommandProgram(harness, llms=llms, port=port, reward=early_words)
+    own = Harness(
+        "stand-in", command, {"chat": ("", "{base_url}")}, {"URL": "{url}", "KEY": "{api_key}"}
+    )
+    agent = get_harness(name) if name in HARNESSES else own
+    return CommandProgram(agent, llms=llms, port=port, reward=early_words)
 
 
 def early_words(rollout: Any, folder: Path) -> float:
-    """A reward of a rollout in a work folder: [`share_of_early_words`] of its answer."""
-    return share_of_early_words(rollout.answer)
-
-
-def share_of_early_words(text: str | None) -> float:
-    """The share of a text's words that begin with the first letters."""
-    words = (text or "").split()
+    """The share of the answer's words that begin with the first letters."""
+    words = (rollout.answer or "").split()
     return sum(word < "n" for word in words) / max(len(words), 1)
 
 
@@ -230,18 +225,14 @@ def live(policy: str, folder: str, url: str, steps: int, program: str, port: int
 
     rows = Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))
     with OpenAIChat("m", url, cache=ReplayCache(Path(folder) / "replies.sqlite")) as chat:
-        kind = PromptR1Trainer
-        environment = None
-        if program:
-            kind = MultiTurnGRPOTrainer
-            environment = program_of(program, Path(folder), {"oracle": chat}, port)
+        own = program_of(program, Path(folder), {"oracle": chat}, port) if program else None
         trainer = trainer_for(
             policy,
             folder,
             rows,
             chat,
-            kind,
-            environment,
+            MultiTurnGRPOTrainer if program else PromptR1Trainer,
+            own,
             max_steps=steps,
             save_strategy="steps",
             save_steps=1,
@@ -255,13 +246,16 @@ def live(policy: str, folder: str, url: str, steps: int, program: str, port: int
         trainer.train(resume_from_checkpoint=True)
     weights = b"".join(tensor.numpy().tobytes() for tensor in trainer.model.state_dict().values())
     log = trainer.state.log_history
-    losses = [(entry["step"], entry["loss"], entry["reward"]) for entry in log if "loss" in entry]
-    work_folders = list(Path(folder).glob("tmp/agentic-prompting-*/*"))
+    losses = [(e["step"], e["loss"], e["reward"]) for e in log if "loss" in e]
+    anew = sum(entry.get("async/played_anew", 0) for entry in log)
+    folders = (
+        len(list(Path(folder).glob("tmp/agentic-prompting-*/*"))) or 1
+    )  # its own, and any other
     result = {
         "losses": losses,
         "weights": hashlib.sha256(weights).hexdigest(),
-        "anew": sum(entry.get("async/played_anew", 0) for entry in log),
-        "folders": len(work_folders) or 1,  # its own, and any other
+        "anew": anew,
+        "folders": folders,
     }
     (Path(folder) / "result.json").write_text(json.dumps(result))
 

@@ -6,7 +6,6 @@ Used by `benchmarks/reliability/faults.py`.
 from __future__ import annotations
 
 import logging
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,18 @@ CHANGES: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.5},
     "batch size": {"per_device_train_batch_size": 8},
 }
-# Replies that are paid for when the run is killed.
-MOMENTS = {"before the first checkpoint": 5, "after a checkpoint": 14}
+MOMENTS = {
+    "before the first checkpoint": 5,
+    "after a checkpoint": 14,
+}  # replies paid when the run is killed
 
 
 class Killed(BaseException):
     pass
 
 
-class Warnings(logging.Handler):
-    """The library's messages."""
+class Said(logging.Handler):
+    """What the library warned of."""
 
     def __init__(self):
         super().__init__()
@@ -73,30 +74,28 @@ def resumed_with(
         pass
     else:
         raise AssertionError("the run ended before the kill")
-    warnings = Warnings()
+    said = Said()
     log = logging.getLogger("agentic_prompting")
-    log.addHandler(warnings)
+    log.addHandler(said)
     try:
         again = build(**change)
         for parameter in again.model.parameters():
             parameter.data.mul_(scale)
         again.train(resume_from_checkpoint=True)
     finally:
-        log.removeHandler(warnings)
-    return next((line for line in warnings.lines if "groups in flight are not used" in line), "")
+        log.removeHandler(said)
+    return next((line for line in said.lines if "groups in flight are not used" in line), "")
 
 
 def resume_changes(policy: Path, folder: Path, rows: Any, quick: bool = False) -> dict[str, Any]:
     """Resumes with one setting changed, at two moments each, and one with other weights; `silent` are those that used
     what was not theirs, or dropped it, without a line."""
-    cases = list(product(CHANGES, MOMENTS))
-    if quick:
-        cases = cases[::6]
-    silent = []
-    for name, moment in cases:
-        run_folder = folder / f"{name} {moment}"
-        if not resumed_with(policy, run_folder, rows, CHANGES[name], MOMENTS[moment]):
-            silent.append(f"{name}, {moment}")
+    cases = [(name, when) for name in CHANGES for when in MOMENTS][:: 6 if quick else 1]
+    silent = [
+        f"{name}, {when}"
+        for name, when in cases
+        if not resumed_with(policy, folder / f"{name} {when}", rows, CHANGES[name], MOMENTS[when])
+    ]
     if not resumed_with(policy, folder / "weights", rows, {}, 5, scale=1.5):
         silent.append("other weights")
     return {"tried": len(cases) + 1, "silent": len(silent), "which": silent}

@@ -64,16 +64,15 @@ class Signalled:
     def orphans(self) -> list[psutil.Process]:
         """Processes of its session that still run a second after its end."""
         deadline = time.monotonic() + 1
-        while True:
-            orphans = [process for process in psutil.process_iter() if self._of_session(process)]
-            if not orphans or time.monotonic() >= deadline:
-                return orphans
+        while (
+            left := [process for process in psutil.process_iter() if self._of_session(process)]
+        ) and time.monotonic() < deadline:
             time.sleep(0.05)
+        return left
 
-    def _of_session(self, process: psutil.Process) -> bool:
+    def _of_session(self, one: psutil.Process) -> bool:
         try:
-            is_of_session = os.getsid(process.pid) == self.process.pid
-            return is_of_session and process.status() != psutil.STATUS_ZOMBIE
+            return os.getsid(one.pid) == self.process.pid and one.status() != psutil.STATUS_ZOMBIE
         except (ProcessLookupError, psutil.Error):
             return False
 

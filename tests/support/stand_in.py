@@ -21,18 +21,19 @@ def ask(model: str, *messages: dict[str, str]) -> str:
 
 def main(question: str) -> None:
     subprocess.Popen([sys.executable, "-S", __file__], start_new_session=True)
-    messages = [{"role": "user", "content": question}]
-    turn = ask("agent", *messages)
-    reply = ask("oracle", {"role": "user", "content": f"{question} {turn}"})
-    messages += [{"role": "assistant", "content": turn}, {"role": "user", "content": reply}]
-    answer = ask("agent", *messages)
+    first = {"role": "user", "content": question}
+    completion = ask("agent", first)
+    heard = ask("oracle", {"role": "user", "content": f"{question} {completion}"})
+    last = ask(
+        "agent",
+        first,
+        {"role": "assistant", "content": completion},
+        {"role": "user", "content": heard},
+    )
     with open("answer.txt", "w") as file:
-        file.write(answer)
-    print(answer or "nothing")
+        file.write(last)
+    print(last or "nothing")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(sys.argv[1])
-    else:
-        time.sleep(1000)
+    main(sys.argv[1]) if len(sys.argv) > 1 else time.sleep(1000)

@@ -116,12 +116,11 @@ def vars_for(folder):
 def rows_of(inputs):
     """The rows of a batch of TRL's loss: ids of the prompt, ids of the completion, which of those are in the loss."""
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
-    columns = [inputs[name] for name in names]
-    for prompt, prompt_mask, ids, completion_mask, tool_mask in zip(*columns, strict=True):
-        is_prompt = prompt_mask.bool()
-        is_completion = completion_mask.bool()
-        in_loss = tool_mask[is_completion] > 0
-        yield prompt[is_prompt].tolist(), ids[is_completion].tolist(), in_loss.tolist()
+    for prompt, is_prompt, ids, is_own, counts in zip(
+        *(inputs[name] for name in names), strict=True
+    ):
+        own = is_own.bool()
+        yield prompt[is_prompt.bool()].tolist(), ids[own].tolist(), (counts[own] > 0).tolist()
 
 
 def rows_learned(trainer):

@@ -35,6 +35,7 @@ def play(name, **changes):
 
     policy.__class__ = Counted
     trainer.train()
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
     names = (
         "loss",
         "grad_norm",
@@ -42,13 +43,9 @@ def play(name, **changes):
         "rollout/turns",
         "rollout/truncated",
     )
-    log = []
-    for entry in trainer.state.log_history:
-        if "loss" in entry:
-            log.append({name: entry[name] for name in names})
     return {
         **backends.stated(trainer),
-        "log": log,
+        "log": [{name: entry[name] for name in names} for entry in log],
         "calls": calls,
         "max_context": trainer.limits.max_context,
     }
@@ -60,18 +57,22 @@ def ahead(name, server):
         name, async_lead=1, max_steps=4, per_device_train_batch_size=4, vllm_server_base_url=server
     )
     policy = trainer.policy
-    updates = {}
+    said = {}
 
     class Watched(type(policy)):
         async def __call__(self, request):
             sample = await super().__call__(request)
-            updates[request.seed] = list(sample.updates)
+            said[request.seed] = list(sample.updates)
             return sample
 
     policy.__class__ = Watched
     trainer.train()
-    log = [entry for entry in trainer.state.log_history if "loss" in entry]
-    return {"said": updates, "ages": [entry["async/token_age"] for entry in log]}
+    return {
+        "said": said,
+        "ages": [
+            entry["async/token_age"] for entry in trainer.state.log_history if "loss" in entry
+        ],
+    }
 
 
 def lose(name, server, when):
@@ -110,12 +111,13 @@ def main():
         "colocate": {"vllm_mode": "colocate"},
         "narrow": {**server, "vllm_server_base_url": SETTINGS.get("narrow_server")},
     }
-    outcomes = {name: play(name, **paths[name]) for name in SETTINGS["paths"]}
-    for when, server_url in SETTINGS.get("vanishing", {}).items():
-        outcomes[when] = lose(when, server_url, when)
+    seen = {name: play(name, **paths[name]) for name in SETTINGS["paths"]}
+    seen |= {
+        when: lose(when, server, when) for when, server in SETTINGS.get("vanishing", {}).items()
+    }
     if "lead" in SETTINGS:
-        outcomes["lead"] = ahead("lead", SETTINGS["lead"])
-    backends.leave(SETTINGS["folder"], outcomes)
+        seen["lead"] = ahead("lead", SETTINGS["lead"])
+    backends.leave(SETTINGS["folder"], seen)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        bodies = {
+        known = {
             "/health": {},
             "/v1/models": {
                 "object": "list",
@@ -126,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
             },
             "/get_world_size": {"world_size": 1},
         }
-        self._answer(bodies[self.path.partition("?")[0]])
+        self._answer(known[self.path.partition("?")[0]])
 
     def do_POST(self):
         if self.path == "/vanish":  # of this stand-in only
@@ -265,8 +265,8 @@ class _LLM:
         prompt, parameters = self.asked.pop(number)
         ids, logprobs, reason = self.engine.sample(prompt, **parameters)
         scored = [
-            {token: types.SimpleNamespace(logprob=logprob, rank=1)}
-            for token, logprob in zip(ids, logprobs, strict=True)
+            {token: types.SimpleNamespace(logprob=one, rank=1)}
+            for token, one in zip(ids, logprobs, strict=True)
         ]
         sampled = types.SimpleNamespace(token_ids=ids, logprobs=scored, finish_reason=reason)
         return [

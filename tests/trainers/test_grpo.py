@@ -562,7 +562,8 @@ def test_the_line_of_a_step_comes_at_most_once_a_minute(capsys, monkeypatch):
     monkeypatch.setattr(
         callbacks, "PrintInterval", partial(callbacks.PrintInterval, clock=lambda: now[0])
     )
-    callback, state = callbacks.OneLineProgress(), TrainerState(max_steps=10)
+    callback = callbacks.OneLineProgress()
+    state = TrainerState(max_steps=10)
     callback.on_train_begin(None, state, None)
     for step in range(1, 11):
         now[0] += 25

@@ -337,13 +337,20 @@ def _autocast_now():
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
 FEW_STEPS = [
-    "--bf16=true",
-    "--max_steps=1",
-    "--warm_start_steps=2",
-    "--n_test=4",
-    "--seed=0",
-    "--max_completion_length=120",
-    "--max_turns=2",
+    "--bf16",
+    "true",
+    "--max_steps",
+    "1",
+    "--warm_start_steps",
+    "2",
+    "--n_test",
+    "4",
+    "--seed",
+    "0",
+    "--max_completion_length",
+    "120",
+    "--max_turns",
+    "2",
 ]
 
 

@@ -123,6 +123,5 @@ def test_a_wrong_return_stops_training_at_the_first_batch(tiny_policy, rows, tmp
 )
 def test_whatever_holds_a_number_for_each_completion_is_taken(value):
     rewards = guard_reward_function(lambda completions, **columns: value)(completions=["b"] * 4)
-    assert len(rewards) == 4 and all(
-        reward is None or 0 <= float(reward) <= 1 for reward in rewards
-    )
+    assert len(rewards) == 4
+    assert all(reward is None or 0 <= float(reward) <= 1 for reward in rewards)

@@ -133,10 +133,8 @@ def test_limits_of_an_environment(tiny_policy, both, tmp_path):
     limits = arguments(
         tmp_path, environment_limits='{"shop": {"max_turns": 1}}'
     ).limits()  # as the command line has it
-    assert (
-        limits.for_row({"environment": "shop"}).max_turns == 1
-        and limits.for_row({"environment": "oracle"}).max_turns == 3
-    )
+    assert limits.for_row({"environment": "shop"}).max_turns == 1
+    assert limits.for_row({"environment": "oracle"}).max_turns == 3
 
 
 @pytest.mark.parametrize("changes", [{}, {"async_lead": 1, "max_staleness": 2}], ids=str)

@@ -41,11 +41,16 @@ CAN_SERVE = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn"
 
 # The demo's configuration, made as small as it goes.
 DEMO = [
-    "--config=examples/configs/sandbox.yaml",
-    "--warm_start_steps=2",
-    "--max_steps=1",
-    "--n_test=8",
-    "--per_device_train_batch_size=16",
+    "--config",
+    "examples/configs/sandbox.yaml",
+    "--warm_start_steps",
+    "2",
+    "--max_steps",
+    "1",
+    "--n_test",
+    "8",
+    "--per_device_train_batch_size",
+    "16",
 ]
 SUMMARY_KEYS = {
     "exact_match_before",

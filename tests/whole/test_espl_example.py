@@ -81,14 +81,22 @@ def evolve(*arguments):
 def test_the_sandbox_end_to_end(warm, capsys):
     config = ROOT / "examples" / "configs" / "espl" / "sandbox.yaml"
     train(
-        f"--config={config}",
-        f"--output_dir={warm}",
-        "--n_test=8",
-        "--max_steps=2",
-        "--seed=0",
-        "--per_device_train_batch_size=12",
-        "--warm_start_steps=2",
-        "--evolution_lag=0",
+        "--config",
+        config,
+        "--output_dir",
+        warm,
+        "--n_test",
+        8,
+        "--max_steps",
+        2,
+        "--seed",
+        0,
+        "--per_device_train_batch_size",
+        12,
+        "--warm_start_steps",
+        2,
+        "--evolution_lag",
+        0,
     )
     printed = capsys.readouterr().out
     assert "policy after, best prompt" in printed
@@ -109,17 +117,28 @@ def test_held_out_rows_make_a_curve(warm, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(warm / "warm_start", run / "warm_start")
     train(
-        f"--config={config}",
-        f"--output_dir={run}",
-        "--n_test=4",
-        "--max_steps=2",
-        "--seed=0",
-        "--mode=rl",
-        "--per_device_train_batch_size=12",
-        "--warm_start_steps=2",
-        "--eval_strategy=steps",
-        "--eval_steps=1",
-        "--per_device_eval_batch_size=4",
+        "--config",
+        config,
+        "--output_dir",
+        run,
+        "--n_test",
+        4,
+        "--max_steps",
+        2,
+        "--seed",
+        0,
+        "--mode",
+        "rl",
+        "--per_device_train_batch_size",
+        12,
+        "--warm_start_steps",
+        2,
+        "--eval_strategy",
+        "steps",
+        "--eval_steps",
+        1,
+        "--per_device_eval_batch_size",
+        4,
     )
     log = json.loads((run / "trainer_state.json").read_text())["log_history"]
     assert [entry["step"] for entry in log if "eval_reward" in entry] == [1, 2]

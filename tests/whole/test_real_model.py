@@ -214,11 +214,14 @@ def test_a_resumed_run_is_the_uninterrupted_one(folder, tmp_path):
 
 def test_e_spl(folder, tmp_path):
     reference = Reference()
-    changes = {"prompts_per_step": 2, "num_generations": 2, "max_turns": 1, "evolution_lag": 0}
     trainer = ESPLTrainer(
         folder,
         by_length,
-        ESPLConfig(**settings(tmp_path, **changes)),
+        ESPLConfig(
+            **settings(
+                tmp_path, prompts_per_step=2, num_generations=2, max_turns=1, evolution_lag=0
+            )
+        ),
         ROWS,
         reference=reference,
         initial_prompt="You answer in one word.\n[G0]. Be brief.",

@@ -28,10 +28,14 @@ def refine(folder, url):
         "".join(json.dumps(f"Question {number}?") + "\n" for number in range(40))
     )
     models = [
-        "--task-model=s",
-        "--feedback-model=l",
-        f"--task-base-url={url}",
-        f"--feedback-base-url={url}",
+        "--task-model",
+        "s",
+        "--feedback-model",
+        "l",
+        "--task-base-url",
+        url,
+        "--feedback-base-url",
+        url,
     ]
     files = [
         "--input",
@@ -48,10 +52,14 @@ def evolve(folder, url):
     rows = [{"question": f"Question {number}?", "answer": "no"} for number in range(12)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     models = [
-        "--policy-model=p",
-        f"--policy-base-url={url}",
-        "--reference-model=r",
-        f"--reference-base-url={url}",
+        "--policy-model",
+        "p",
+        "--policy-base-url",
+        url,
+        "--reference-model",
+        "r",
+        "--reference-base-url",
+        url,
     ]
     sizes = ["--steps", "30", "--problems-per-step", "4", "--num-generations", "2"]
     return [
@@ -267,10 +275,14 @@ def demo(policy, folder, number, moment):
     shutil.copytree(policy, folder / "warm_start")
     words = [
         "demo",
-        f"--output-dir={folder}",
-        "--n_test=8",
-        "--per_device_train_batch_size=16",
-        "--num_generations=4",
+        "--output-dir",
+        folder,
+        "--n_test",
+        "8",
+        "--per_device_train_batch_size",
+        "16",
+        "--num_generations",
+        "4",
     ]
     log = folder.with_suffix(".log")
     run = Signalled([*words, "--max_steps", "300"], log)

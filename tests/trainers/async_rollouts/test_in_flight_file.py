@@ -99,11 +99,9 @@ def test_a_damaged_line_is_left_out_and_named(tmp_path, caplog, damage):
     path.write_bytes(b"\n".join([*lines[:4], damage, *lines[4:]]) + b"\n")
     with caplog.at_level(logging.WARNING):
         file, trusted = resumed(path)
-    assert (
-        trusted
-        and set(file.saved_groups) == {0, 1}
-        and file.saved_groups[1].episodes[0].replies == [REPLY]
-    )
+    assert trusted
+    assert set(file.saved_groups) == {0, 1}
+    assert file.saved_groups[1].episodes[0].replies == [REPLY]
     assert any(
         "1 damaged lines are not used, the first is line 5" in line for line in caplog.messages
     )

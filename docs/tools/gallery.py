@@ -20,6 +20,7 @@ PICTURES = {
     "03_prorefine": 0,
     "04_your_own_environment_and_reward": 0,
     "05_agent_program": 0,
+    "06_conductor": 0,
 }
 """By notebook, which of its pictures."""
 

@@ -38,6 +38,8 @@ STORIES = {
     "assert unscored['forgetful'] and not unscored['right_and_frugal']",
     "05_agent_program": "assert last.low > first.high, 'training did not help'\n"
     "assert statuses['failed'] == 0 and len(voted.sequences) > 1",
+    "06_conductor": "assert scores['after'].low > scores['before'].high, 'no better'\n"
+    "assert right_calls['after'] > right_calls['before'], 'it does not choose workers better'",
 }
 NOTEBOOKS = [EXAMPLES / f"{name}.ipynb" for name in STORIES]
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -53,7 +53,7 @@ from agentic_prompting import LLMEnvironment, MultiTurnGRPOConfig, MultiTurnGRPO
 from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest
 from agentic_prompting.sandbox.policy import keep_freed_memory, world_tokenizer
-from agentic_prompting.trainers import loss as loss_of_trainer
+from agentic_prompting.trainers import loss_inputs as loss_of_trainer
 from agentic_prompting.trainers.loss_inputs import ScoredTokensModel, prepare_loss_inputs
 from benchmarks.lab import model_folder
 from benchmarks.speed.model_tables import updates_table

@@ -406,7 +406,7 @@ def build_trainer(
             peft_config=job.peft,
         )
     # Batches come from here instead of from played rollouts.
-    trainer.source = FullLengthRollouts(job)
+    trainer.batch_source = FullLengthRollouts(job)
     return trainer
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from agentic_prompting.llm import Misconfigured, ServerFailed
+from agentic_prompting.programs import ProgramFailed
 from agentic_prompting.rollout import Observation, Rollout, RolloutFacts
 from agentic_prompting.trainers.batch_monitor import FailureWatch
 
@@ -27,6 +28,15 @@ def test_a_recovered_environment_does_not_stop():
 def test_a_fatal_error_stops_at_once():
     reason = FailureWatch(window=5, max_share=1.0).check_batch([ANSWERED, FATAL, FAILED])
     assert "Misconfigured" in reason and "no key" in reason
+
+
+def test_a_program_that_raises_is_told_of_mistakes(caplog):
+    raised = RolloutFacts.of(Rollout([1]).fail(Observation(error=ProgramFailed("raised"))))
+    reason = FailureWatch(window=1, max_share=0.1).check_batch([raised])
+    assert "mistakes=" in reason and "mistakes=" in caplog.text
+    caplog.clear()
+    reason = FailureWatch(window=1, max_share=0.1).check_batch([FAILED])
+    assert "mistakes=" not in reason and "mistakes=" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .hub import check_agent
+from .hub import check_agent, find_model
 from .loader import load_environment, load_object
 from .option_parser import OptionParser
 from .options import JSON_HELP, TaskRows, list_option, option
@@ -34,7 +33,7 @@ class CheckEnvOptions(TaskRows):
     request: list[str] | None = list_option(
         "What the agent asks, a tool call as it is printed; several times for several turns."
     )
-    model: Path | None = option("A model that plays the agent, instead of a script.")
+    model: str | None = option("A model that plays the agent, instead of a script.")
     json: bool = option(JSON_HELP, False)
 
 
@@ -87,8 +86,9 @@ def check_env(arguments: Sequence[str]) -> int:
     if options.model is not None:
         from ..agent import PromptAgent
 
-        check_agent(options.model)
-        agent = PromptAgent.from_pretrained(options.model, environment, spec)
+        model = find_model(options.model)
+        check_agent(model)
+        agent = PromptAgent.from_pretrained(model, environment, spec)
         rollouts = agent.answer_all(rows, progress=False)
     else:
         # A request may be copied from what this command has printed.
@@ -136,9 +136,11 @@ def _print_episodes(rollouts: Sequence[Rollout], spec: AgentSpec, tools: Sequenc
     """Print the tools, the prompt and every turn."""
     for tool in tools:
         print_styled(f"tool           {json.dumps(tool, ensure_ascii=False)}", "dim")
-    # The user message, before which a system message may stand.
-    prompt = spec.messages(rollouts[0].row)[-1]["content"]
-    print_styled(f"what training would show the agent by default:\n{prompt}\n", "dim")
+    # The user message, before which a system message may stand. A program writes its own.
+    is_program = "program/calls" in rollouts[0].counts
+    if not is_program:
+        prompt = spec.messages(rollouts[0].row)[-1]["content"]
+        print_styled(f"what training would show the agent by default:\n{prompt}\n", "dim")
     # Each turn, followed by the reply to it.
     for number, rollout in enumerate(rollouts, start=1):
         print_styled(f"episode {number}: {rollout.row['question']}", "bold")
@@ -146,7 +148,11 @@ def _print_episodes(rollouts: Sequence[Rollout], spec: AgentSpec, tools: Sequenc
             print_turn(turn)
             # The last turn may have no observation.
             for observation in rollout.observations[position : position + 1]:
-                print_observation("environment", observation)
+                # A program has nothing to reply to its last turn.
+                if not is_program or observation.text or observation.error is not None:
+                    print_observation("environment", observation)
+        if is_program and rollout.answer is not None:
+            print_styled(f"answer         {rollout.answer}")
 
 
 def _failed_observations(rollouts: Sequence[Rollout], has_tools: bool) -> list[Observation]:

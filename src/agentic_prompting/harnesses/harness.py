@@ -52,7 +52,12 @@ class Harness:
     Example:
 
     ```python
-    mine = Harness("mine", ("my-agent", "--ask", "{task}"), {"chat": ("", "{base_url}")}, {"OPENAI_MODEL": "{model}"})
+    mine = Harness(
+        "mine",
+        ("my-agent", "--ask", "{task}"),
+        {"chat": ("", "{base_url}")},
+        {"OPENAI_BASE_URL": "{url}", "OPENAI_API_KEY": "{api_key}", "OPENAI_MODEL": "{model}"},
+    )
     program = CommandProgram(mine)
     ```
     """

@@ -445,6 +445,14 @@ def clipped_share(
 # --- reasons to stop ---------------------------------------------------------------------------
 
 
+# Kinds of errors for which the text of the policy may be to blame.
+_PROGRAM_ERRORS = ("ProgramFailed", "CommandFailed")
+_MISTAKES_ADVICE = (
+    "if what the policy wrote is to blame, list the exception (or the exit code) in the program's "
+    "mistakes=: then these rollouts are scored, and the policy learns to avoid them"
+)
+
+
 class FailureWatch:
     """Decides whether few enough rollouts fail to continue, or the environment is down.
 
@@ -512,10 +520,13 @@ class FailureWatch:
             return ""
         # Name a fatal error rather than the last one.
         cause = fatal[0] if fatal else failed[-1]
-        return (
+        reason = (
             f"{share:.0%} of the recent rollouts failed, the last with {cause.error_kind}: "
             f"{cause.error}"
         )
+        if cause.error_kind in _PROGRAM_ERRORS:
+            reason += f"; {_MISTAKES_ADVICE}"
+        return reason
 
     def failure_reason(self) -> str:
         """Return why a finished run counts as failed, or an empty text.
@@ -558,6 +569,8 @@ class FailureWatch:
     def _warn_about_failures(
         self, failed: Sequence[RolloutFacts], rollout_count: int, hint: str
     ) -> None:
+        if failed[0].error_kind in _PROGRAM_ERRORS:
+            hint += f"; {_MISTAKES_ADVICE}"
         logger.warning(
             "%d of %d rollouts of this batch failed; they get no reward, and training goes on "
             "while at most %s fail. The first with %s: %s%s",

@@ -525,14 +525,27 @@ def budget_warnings(
 # ---- pilot runs ----
 
 
+def calls_of(record: Record) -> list[float]:
+    """Return the number of a rollout's calls of the large LLM.
+
+    A program's turns have observations, too: its own calls of large LLMs are counted beside them.
+    """
+    counts = record.get("counts", {})
+    return [float(counts.get("program/llm_calls", len(record["observations"])))]
+
+
 def call_seconds_of(record: Record) -> list[float]:
     """Return the durations of a rollout's calls. Replayed calls are left out."""
+    counts = record.get("counts", {})
+    if "program/llm_calls" in counts:
+        calls = int(counts["program/llm_calls"])
+        return [counts["program/llm_seconds"] / calls] * calls if calls else []
     observations = record["observations"]
     return [observation["seconds"] for observation in observations if not observation["cached"]]
 
 
 PILOT_FIGURES: dict[str, Callable[[Record], list[float]]] = {
-    "calls": lambda record: [float(len(record["observations"]))],
+    "calls": calls_of,
     "agent_tokens": lambda record: [float(record["tokens"]["agent"])],
     "call_seconds": call_seconds_of,
     "usd": lambda record: [float(record["worth_usd"])],

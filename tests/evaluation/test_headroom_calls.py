@@ -135,12 +135,20 @@ def test_a_reference_writes_the_further_prompts():
     )
 
 
+@pytest.mark.parametrize("start", ["", "Mine."])
 @pytest.mark.parametrize("reply", ["no prompt", "<prompt>never closed", ServerFailed("down")])
-def test_a_reference_that_writes_nothing(reply):
-    measured = headroom(ROWS, policy=chat_of({}), prompts=[""], reference=ScriptedChat([reply]))
+def test_a_reference_that_writes_nothing(reply, start):
+    measured = headroom(ROWS, policy=chat_of({}), prompts=[start], reference=ScriptedChat([reply]))
     assert measured.prompts is None
     assert "no prompt" in measured.stopped
     assert "Stopped early" in measured.report()
+
+
+def test_the_report_says_that_nothing_was_compared():
+    alone = headroom(ROWS, policy=chat_of({}), prompts=["Mine."])
+    assert "--reference-model" in alone.report()
+    compared = headroom(ROWS, policy=chat_of({}), prompts=["Mine.", "Be brief."])
+    assert "--reference-model" not in compared.report()
 
 
 def test_reading_prompts_is_linear():

@@ -158,10 +158,11 @@ class PromptPart:
         # The reply may repeat prompts that are compared already, or contain too many.
         new_texts = [text for text in read_prompts(reply.text) if text not in self.texts]
         self.texts += new_texts[: self.prompts_to_write]
-        # The empty prompt alone leaves nothing to compare.
-        if len(self.texts) < 2:
+        # The empty prompt alone is no challenger: a verdict on it would say nothing of others.
+        if not any(self.texts[1:]):
             raise MeasurementStopped(
-                f"the reference LLM wrote no prompt: {reply.error or reply.text[:200]!r}"
+                "the reference LLM wrote no prompt between <prompt> and </prompt>: "
+                f"{reply.error or reply.text[:200]!r}"
             )
 
     async def _score_prompts(

@@ -172,6 +172,12 @@ def _prompt_lines(
         f"  Start prompt {headroom.start:.3f}, the chosen one {headroom.best:.3f} on the same rows.",
         f"  Chosen: {chosen_prompt or '(the empty prompt)'}",
     ]
+    # Without a reference LLM and further prompts, the verdict is about the empty prompt alone.
+    if not any(texts[1:]):
+        lines.append(
+            "  No prompt but the empty one was compared with yours, which says nothing about better "
+            "ones: name --reference-model (reference=), which writes others."
+        )
     # Evidence beside the verdict, as far as it was measured.
     if headroom.test is not None:
         lines.append(

@@ -16,6 +16,7 @@ from agentic_prompting.evolution import (
     evolve,
     mutation_rating,
 )
+from agentic_prompting.evolution.generation import journal_beside, read_journal
 from agentic_prompting.llm import (
     Budget,
     BudgetExceeded,
@@ -593,6 +594,40 @@ def test_held_out_curves_and_the_score_of_each_prompt(tmp_path):
     assert idle.calls == 0 and again.population.state_dict() == result.population.state_dict()
     with pytest.raises(ValueError, match="eval_every=2.* eval_rows"):
         run(config=config)
+
+
+def test_rows_that_taught_are_not_held_out_later(tmp_path):
+    path = tmp_path / "state.json"
+    config = EvolveConfig(**{**vars(SETTINGS), "steps": 2})
+    run(config=config, checkpoint=path)
+    taught = read_journal(journal_beside(path))[0]["evidence"][0]["question"]
+    held_out = [row for row in ROWS if row["question"] == taught]
+    others = [row for row in ROWS if row["question"] != taught]
+    policy = Policy()
+    with pytest.raises(ValueError, match="learned from 1 of the rows that are held out now"):
+        evolve(
+            policy,
+            ScriptedChat(reflect),
+            others,
+            exact_match_reward,
+            ROOT,
+            config,
+            checkpoint=path,
+            eval_rows=held_out,
+        )
+    assert policy.calls == 0
+    # Training rows may be evaluated on purpose.
+    run(config=config, checkpoint=path, eval_rows=held_out)
+
+
+def test_scores_on_fewer_held_out_rows_are_new(tmp_path):
+    path = tmp_path / "state.json"
+    config = EvolveConfig(**{**vars(SETTINGS), "steps": 2})
+    run(config=config, checkpoint=path, eval_rows=HELD_OUT)
+    again = run(config=config, checkpoint=path, eval_rows=HELD_OUT[:2])
+    scores = [member.held_out for member in again.population.members if member.held_out]
+    assert scores
+    assert {score["n"] for score in scores} == {2}
 
 
 def test_feedback_of_the_reward_is_read_by_the_reference():

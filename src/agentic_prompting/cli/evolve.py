@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from ..evolution import (
     StepLog,
     evolve as run_evolution,
 )
-from ..llm import LLMError
+from ..llm import LLMError, Usage
 from ..llm.guard import describe
 from ..records import atomic_write, only_writer
 from .headroom_pointer import point_to_headroom
@@ -104,7 +105,8 @@ def evolve(arguments: Sequence[str]) -> int:
         held_out = _describe_held_out(result)
         if held_out:
             print_text(held_out)
-        print_text("\n".join(f"{name}: {usage}" for name, usage in result.usage.items()))
+        for name, usage in result.usage.items():
+            print_text(f"{name}: {_describe_usage(usage)}")
         print_text(f"written to {folder}: system_prompt.txt, state.json")
 
     # The reasons were logged by the evolution itself.
@@ -135,10 +137,9 @@ def evolve_in_folder(
                 print(f"the least useful budget: {least}", flush=True)
             # A run that goes on has spent already.
             if not (folder / "state.json").exists():
-                measured = f"--policy-model {options.policy_model}"
                 # With --json standard output has one JSON object and nothing else.
                 stream = sys.stderr if options.json else sys.stdout
-                point_to_headroom(folder, f"{measured} --output-dir {folder}", stream)
+                point_to_headroom(folder, _headroom_options(options), stream)
 
         # The sandbox spends nothing.
         result = run_evolution(
@@ -150,6 +151,35 @@ def evolve_in_folder(
         )
     atomic_write(folder / "system_prompt.txt", result.best.text)
     return result
+
+
+def _headroom_options(options: EvolveOptions) -> str:
+    """The options with which `headroom` measures the same models on the same rows."""
+    values = {
+        "--policy-model": options.policy_model,
+        "--output-dir": options.output_dir,
+        "--policy-base-url": options.policy_base_url,
+        "--reference-model": options.reference_model,
+        "--reference-base-url": options.reference_base_url,
+        "--dataset": options.dataset,
+        "--task": None if options.dataset else options.task,
+        "--columns": options.columns,
+        "--held-out": options.held_out,
+        "--prompt": options.initial_prompt or None,
+    }
+    words: list[str] = []
+    for name, value in values.items():
+        if value is not None:
+            words += [name, str(value)]
+    return shlex.join(words)
+
+
+def _describe_usage(usage: Usage) -> str:
+    """The tokens and the cost of a model on one line."""
+    text = f"{usage.prompt_tokens:,} tokens read, {usage.completion_tokens:,} written"
+    if usage.estimated_tokens:
+        text += f" ({usage.estimated_tokens:,} of them estimated)"
+    return f"{text}, ${usage.cost_usd:.4f}"
 
 
 def _connect_parts(

@@ -42,14 +42,16 @@ from .generation import (
     attempt_records,
     journal_beside,
     propose_children,
+    read_journal,
 )
 from .least_budget import LeastBudget, estimate_least_budget
-from .operators import Outcome
+from .operators import MAX_CHARS, Outcome
 from .population import Population, load_state, member_id
 from .results import Attempt, ProblemResult, PromptResult, mean, question_of, truth_of
 from .scoring import Reward, read_problems, score
 from .settings import EvolveConfig
 from .system_prompt import SystemPrompt
+from .templates import shorten
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +230,7 @@ def evolve(
             _run_steps(evolution, on_step, path)
         except EvolutionStopped as error:
             # The run cannot go on: keep its last complete step, and say how to resume it.
-            stopped = f"{error}{_describe_spending(budget)}"
+            stopped = f"{error}{_describe_spending(budget, str(error))}"
             advice = "with checkpoint= a run can be resumed"
             if path is not None:
                 evolution.save(path)  # with the cost of the failed step
@@ -250,6 +252,7 @@ def evolve(
 
 def _resume(evolution: Evolution, path: Path) -> None:
     load_state(path, evolution.load_state_dict)
+    _check_held_out_rows(evolution, path)
     finished_steps = len(evolution.logs)
     steps = evolution.config.steps
     if finished_steps < steps:
@@ -261,6 +264,36 @@ def _resume(evolution: Evolution, path: Path) -> None:
             path,
             finished_steps,
         )
+
+
+def _check_held_out_rows(evolution: Evolution, path: Path) -> None:
+    """Check the held-out rows of a resumed run against what it has learned from.
+
+    Raises:
+        `ValueError`: The saved run has learned from problems that are held out now.
+    """
+    eval_rows = evolution.eval_rows
+    if not eval_rows:
+        return
+
+    # Problems that reflections have read, as the journal shortens them. A problem that is also a
+    # training row of this call is held out on purpose.
+    learned: set[str] = set()
+    for attempt in read_journal(journal_beside(path)):
+        learned.update(problem["question"] for problem in attempt.get("evidence", ()))
+    learned -= {shorten(question_of(row), MAX_CHARS) for row in evolution.rows}
+    overlap = learned & {shorten(question_of(row), MAX_CHARS) for row in eval_rows}
+    if overlap:
+        raise ValueError(
+            f"{path} cannot be resumed: its run has learned from {len(overlap)} of the rows that "
+            f"are held out now, such as {min(overlap)[:80]!r}: hold out the same rows as before, or "
+            "use another checkpoint file for another run"
+        )
+
+    # A score over another number of rows cannot be compared with new ones: measure it anew.
+    for member in evolution.population.members:
+        if member.held_out is not None and member.held_out["n"] != len(eval_rows):
+            member.held_out = None
 
 
 def _run_steps(
@@ -301,7 +334,7 @@ def _run_steps(
             evolution.save(path)
 
 
-def _describe_spending(budget: Budget | None) -> str:
+def _describe_spending(budget: Budget | None, reason: str) -> str:
     """Return the spending per role, for the reason why a run stopped.
 
     It names a spent budget too, because a judge that returned `None` hides that cause.
@@ -312,7 +345,9 @@ def _describe_spending(budget: Budget | None) -> str:
         # Raises if the budget is spent.
         budget.stop_when_spent()
     except BudgetExceeded as error:
-        return f" ({error}). Spent so far: {budget}"
+        # The reason has named it already, unless it comes from a judge.
+        if str(error) not in reason:
+            return f" ({error}). Spent so far: {budget}"
     return f". Spent so far: {budget}"
 
 
@@ -465,7 +500,10 @@ class Evolution:
         num_generations = self.config.num_generations
         attempts = best.attempts
         if all(attempt.reward is not None and attempt.reward >= 1 for attempt in attempts):
-            return "every attempt at every problem got the reward 1: take harder problems"
+            return (
+                f"under prompt {best.prompt.id}, the best of the step, every attempt at every "
+                "problem got the reward 1: take harder problems"
+            )
 
         # Everything was wrong, because nothing could be read.
         if all(self.grammar.parse(attempt.text).kind != "answer" for attempt in attempts):

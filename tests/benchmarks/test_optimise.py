@@ -79,6 +79,12 @@ def test_a_prompt_is_not_judged_by_an_outage():
     assert optimised.prompt == "Answer: ..." and optimised.calls <= 60
 
 
+def test_opro_warns_of_replies_that_it_cannot_read(caplog):
+    found = optimise_opro(objective(60, editor=ScriptedChat(["no tags"])), "Answer: ...")
+    assert found.prompt == "Answer: ..."
+    assert "<INS>" in caplog.text
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match="there are none"):
         objective(rows=[])

@@ -7,6 +7,7 @@ meta-prompt, several new instructions are drawn from it, and each is scored.
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 
@@ -14,6 +15,8 @@ from agentic_prompting.llm import LLMError
 
 from ..templates import OPRO_META
 from .common import Found, Objective, mean_score
+
+logger = logging.getLogger(__name__)
 
 _TAGS = re.compile(r"<INS>(.*?)</INS>", re.DOTALL)
 
@@ -39,6 +42,7 @@ def optimise_opro(
     rng = random.Random(objective.seed)
     scored = {prompt: mean_score(objective.try_prompt(prompt))}
     asked = 0
+    unread = 0
     while objective.count.affords(1 + len(objective.rows)):
         meta = _meta_prompt(objective, scored, kept, examples, rng)
         for _ in range(per_step):
@@ -47,11 +51,19 @@ def optimise_opro(
             asked += 1
             try:
                 new = read_instruction(objective.ask_editor(meta, repeat=asked))
+                unread += not new
                 if new and new not in scored:
                     scored[new] = mean_score(objective.try_prompt(new))
             except LLMError as error:
                 if error.fatal:
                     return _best(objective, scored)
+    if unread:
+        logger.warning(
+            "OPRO: %d of %d replies of the editor had no instruction between <INS> and </INS>: use "
+            "a model that follows its instructions, or raise its max_tokens",
+            unread,
+            asked,
+        )
     return _best(objective, scored)
 
 

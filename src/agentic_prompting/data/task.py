@@ -242,7 +242,10 @@ class Task:
             hint = ""
         else:
             missing = min(missing_by_reader, key=len)
-            hint = "; say which is which with columns={'question': …, 'answers': …}"
+            hint = (
+                "; say which is which with columns={'question': …, 'answers': …} "
+                "(--columns question=…,answers=…)"
+            )
         raise ValueError(
             f"{name}: {origin} has no column {quote_names(missing)}; "
             f"it has: {', '.join(map(str, columns))}{hint}"

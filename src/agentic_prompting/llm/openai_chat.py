@@ -347,7 +347,8 @@ class OpenAIChat:
         if limit.tokens is None:
             raise ValueError(
                 f"budget_usd needs a price, and {problem}: pass budget_tokens= instead, or "
-                "price=(usd per 1M prompt tokens, usd per 1M completion tokens)"
+                "price=(usd per 1M prompt tokens, usd per 1M completion tokens); on the command "
+                "line --budget-tokens, or for each model such as --policy-client price=0.15/0.6"
             )
         logger.warning("%s: of its budget only the tokens are counted", problem)
 

@@ -45,6 +45,7 @@ from agentic_prompting.rollout import (
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 from agentic_prompting.trainers import TrainingStopped, callbacks, warm_start
+from agentic_prompting.trainers.resolve_spec import drop_unused_template
 from support.training import END, Acts, arguments, one_batch, trainer_for, vars_for
 
 
@@ -434,6 +435,47 @@ def test_rows_may_bring_their_own_prompt(tiny_policy, rows, tmp_path):
     )
     trainer.train()
     assert trainer.state.global_step == 1
+
+
+def test_rows_with_a_prompt_train_an_agent_without_instructions(tiny_policy, tmp_path):
+    """The default template, which such a run never shows, is not saved with the agent."""
+    model = shutil.copytree(tiny_policy, tmp_path / "model")
+    (model / SPEC_FILE).unlink()
+    prompt = [{"role": "user", "content": "which city ?"}]
+    trainer = MultiTurnGRPOTrainer(
+        model=str(model),
+        environment=LLMEnvironment(Oracle()),
+        reward_funcs=lambda rollout, **kwargs: [0.0 for _ in rollout],
+        args=MultiTurnGRPOConfig(**vars_for(tmp_path / "run")),
+        train_dataset=Dataset.from_list([{"prompt": prompt}] * 4),
+    )
+    trainer.save_model(str(tmp_path / "saved"))
+    saved = AgentSpec.load(tmp_path / "saved")
+    assert saved.messages({"question": "which city ?"}) == prompt
+
+
+@pytest.mark.parametrize(
+    "row, template",
+    [
+        ({"question": "which city ?"}, "Answer: {question} Be brief."),
+        ({"prompt": "Answer: which city ? Be brief."}, "Answer: {question} Be brief."),
+        ({"prompt": "which city ?"}, "{question}"),
+        ({"prompt": [{"role": "user", "content": "which city ?"}]}, "{question}"),
+        ({"prompt": [{"role": "user", "content": [{"type": "text"}]}]}, "{question}"),
+    ],
+)
+def test_a_template_that_training_never_used_is_not_saved(row, template):
+    spec = AgentSpec("Answer: {question} Be brief.")
+    assert drop_unused_template(spec, Dataset.from_list([row])).prompt_template == template
+
+
+def test_an_unused_template_of_several_environments_is_not_saved():
+    spec = AgentSpec(environments={"shop": {"prompt_template": "Buy {question}"}})
+    rows = Dataset.from_list([{"prompt": "which lamp ?", "environment": "shop"}])
+    saved = drop_unused_template(spec, rows)
+    assert saved.messages({"question": "which lamp ?", "environment": "shop"}) == [
+        {"role": "user", "content": "which lamp ?"}
+    ]
 
 
 # --- bad input: one line that says what to do, before any training step -------------------------------------------

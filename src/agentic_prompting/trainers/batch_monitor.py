@@ -554,8 +554,8 @@ class FailureWatch:
         logger.warning(
             "%d of %d rollouts of the first step gave no answer in the form that the prompt asks "
             "for (%d cut off, %d fit no rule of the grammar). Look at some with `agentic-prompting "
-            "report`; prompt_template has to tell the agent how to write, and max_turn_tokens=%d "
-            "and max_completion_length=%d have to allow it. The prompt is %s",
+            "report`; the prompt has to tell the agent how to write, and max_turn_tokens=%d and "
+            "max_completion_length=%d have to allow it. The prompt is %s",
             truncated + malformed,
             len(facts),
             truncated,

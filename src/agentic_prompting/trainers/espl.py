@@ -454,7 +454,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
 
     def saved_spec(self) -> AgentSpec:
         """Return the agent's form under the final prompt."""
-        return self.prompts.saved_spec(self.spec)
+        return self.prompts.saved_spec(super().saved_spec())
 
     def _load_beside(self, checkpoint: Path | None) -> None:
         self._rated_in_checkpoint = (-1, -1)

@@ -77,7 +77,7 @@ from .model_card import TAGS, TrainedAgent
 from .patches import compute_importance_ratio, mute_missing_reward_warning
 from .policies import PolicyUnreachable, tokenizer_of, trainer_backend, use_weight_sync
 from .prepare_rows import has_prompt_column, list_datasets, prepare_rows, prompt_format_of
-from .resolve_spec import SpecOptions, describe_prompt, resolve_spec
+from .resolve_spec import SpecOptions, describe_prompt, drop_unused_template, resolve_spec
 from .reward_functions import (
     RewardFunction,
     RewardFunctions,
@@ -676,7 +676,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
 
     def saved_spec(self) -> AgentSpec:
         """Return the form of the agent that is saved with the weights."""
-        return self.spec
+        return drop_unused_template(self.spec, self.train_dataset)
 
     def describe_agent(self) -> TrainedAgent:
         """Return the facts about the trained agent that its model card states."""

@@ -95,7 +95,7 @@ def resolve_spec(
         grammar = grammar or default_grammar(environment)
         template = options.prompt_template or default_template(environment, grammar)
         spec = AgentSpec(template, grammar=grammar)
-        origin = "default"
+        origin = "the default, which prompt_template= replaces"
 
     # The trainer's arguments replace its parts.
     if options.prompt_template is not None:
@@ -230,7 +230,10 @@ def describe_prompt(spec: AgentSpec, origin: str, dataset: Rows) -> str:
     """Return the agent's prompt and its origin in words, for warnings about failed rollouts."""
     # Rows with a prompt of their own ignore the template.
     if has_prompt_column(dataset):
-        return "the rows' own `prompt`"
+        return (
+            "the rows' own `prompt`, to which nothing is added; rows with a `question` instead get "
+            "the trainer's instructions"
+        )
     if spec.environments:
         descriptions = []
         for name, environment_spec in zip(spec.environments, spec.environment_specs(), strict=True):
@@ -238,3 +241,27 @@ def describe_prompt(spec: AgentSpec, origin: str, dataset: Rows) -> str:
             descriptions.append(f"{name}: {template!r}")
         return ", ".join(descriptions)
     return f"{spec.prompt_template[:MAX_TEMPLATE_LENGTH]!r} ({origin})"
+
+
+def drop_unused_template(spec: AgentSpec, dataset: Rows) -> AgentSpec:
+    """Return the form to save with an agent that was trained on a dataset.
+
+    Rows with a prompt of their own are shown to the agent as they are. The saved agent must not be
+    asked with instructions that it has never seen, so its template is then the bare question, unless
+    the rows' prompts were made with the template.
+    """
+    # The first row decides, as for the form of prompts.
+    row = next(iter(dataset), {}) if has_prompt_column(dataset) else {}
+    prompt = row.get("prompt")
+    if not prompt:
+        return spec
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    before, _, after = spec.for_row(row).prompt_template.partition("{question}")
+    if isinstance(text, str) and text.startswith(before) and text.endswith(after):
+        return spec
+
+    bare_template = "{question}"
+    environments = {}
+    for name, settings in spec.environments.items():
+        environments[name] = {**settings, "prompt_template": bare_template}
+    return replace(spec, prompt_template=bare_template, environments=environments)

@@ -499,7 +499,8 @@ class RolloutLog:
 def read_rollouts(folder: str | Path) -> Iterator[dict[str, Any]]:
     """Yield all records under `folder`, oldest first for each process.
 
-    An incomplete end of a file is skipped.
+    An incomplete end of a file is skipped. Steps that a resumed run played again are there twice:
+    the records with the larger `run` count.
     """
     return (json.loads(line) for _, _, line in rollout_lines(folder))
 

@@ -133,10 +133,10 @@ def test_one_roles_limit_holds_no_other_up(server):
     with chat_at(server, budget_tokens=40) as judge, chat_at(server) as free:
         charge(Budget(tokens=10_000_000), judge=judge, environment=free)
         waiting = [start(judge([{"role": "user", "content": str(i)}])) for i in range(4)]
-        started = time.monotonic()
         futures = [start(free([{"role": "user", "content": str(i)}])) for i in range(8)]
         assert [future.result().error for future in futures] == [None] * 8
-        assert time.monotonic() - started < 2 * 0.3
+        # Three of the judge's requests take three times as long, because they follow each other.
+        assert not all(future.done() for future in waiting)
         assert [type(future.result().error) for future in waiting] == [type(None)] * 3 + [
             BudgetExceeded
         ]

@@ -251,7 +251,9 @@ def drop_unused_template(spec: AgentSpec, dataset: Rows) -> AgentSpec:
     the rows' prompts were made with the template.
     """
     # The first row decides, as for the form of prompts.
-    row = next(iter(dataset), {}) if has_prompt_column(dataset) else {}
+    row: Mapping[str, Any] = {}
+    if has_prompt_column(dataset):
+        row = next(iter(dataset), row)
     prompt = row.get("prompt")
     if not prompt:
         return spec

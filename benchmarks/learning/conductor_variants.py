@@ -48,17 +48,19 @@ class Variant:
         max_turns (`int`): Turns of an episode.
         steps (`int`): Steps of training.
         first_cost_step (`int`): The step from which costs count, where rows have budgets.
+        max_rounds (`int`): Rounds of imitation at most, until calls go to the worker of their kind.
     """
 
     retypes: bool = False
     names: Sequence[str] = LETTERS
-    wordings: Sequence[str] = (ANSWER,)
+    wordings: Sequence[str] = WORDINGS
     has_twin: bool = False
     down: float = 0.0
     unavailable: str = "failed"
     max_turns: int = 6
     steps: int = 32
     first_cost_step: int = 0
+    max_rounds: int = 6
 
     @property
     def limits(self) -> Limits:
@@ -122,8 +124,8 @@ class Variant:
 
 VARIANTS: Mapping[str, Variant] = {
     "references": Variant(),
+    "unchecked": Variant(wordings=(ANSWER,), max_rounds=1),
     "retyping": Variant(retypes=True),
-    "wordings": Variant(wordings=WORDINGS),
     "names": Variant(names=TRAINING_NAMES),
     "budget": Variant(has_twin=True, steps=40, first_cost_step=16),
     "outages": Variant(down=DOWN, unavailable="visible", max_turns=8),
@@ -149,7 +151,7 @@ class Trial:
 def make_trials(name: str, facts: Facts) -> dict[str, Trial]:
     """The trials of a variant, by name."""
     variant = VARIANTS[name]
-    if name in ("references", "retyping", "wordings"):
+    if name in ("references", "unchecked", "retyping"):
         replacement = ScriptedWorker(facts, "numbers", noise=0.1, wordings=(OTHER_WORDING,))
         return {"replaced": Trial(variant.environment(facts, numbers=replacement), {})}
     if name == "names":

@@ -80,7 +80,7 @@ def test_a_worker_guesses_what_is_not_its_own():
     assert forms.answer("what is the code of Kenya ?") == "i do not understand ."
 
 
-DETERMINISTIC = ["references", "retyping", "wordings", "names"]
+DETERMINISTIC = ["references", "unchecked", "retyping", "names"]
 
 
 def play(chat_format, environment, trace):

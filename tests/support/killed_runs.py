@@ -39,7 +39,14 @@ def oracle() -> Callable[[dict[str, Any]], str]:
 
 
 def killed_and_resumed(
-    policy: Path, folder: Path, kills: int, seed: int = 0, steps: int = 5, program: str = ""
+    policy: Path,
+    folder: Path,
+    kills: int,
+    seed: int = 0,
+    steps: int = 5,
+    program: str = "",
+    script: Path = Path(__file__),
+    say: Callable[[dict[str, Any]], str] | None = None,
 ) -> dict[str, Any]:
     """Play one run undisturbed, then `kills` more, each killed at a random moment and resumed.
 
@@ -51,6 +58,8 @@ def killed_and_resumed(
         steps (`int`, *optional*, defaults to `5`): Of each run.
         program (`str`, *optional*): One of `PROGRAMS` in place of [`LLMEnvironment`]; or `"stand_in"` or the name of a
             harness, whose commands run in work folders.
+        script (`Path`, *optional*): What is run and killed, with the arguments of `live`.
+        say (`Callable`, *optional*): What the server replies; as the sandbox's oracle by default.
 
     Returns:
         `dict`: `tried`, `resumed` (came to the end), `paid_twice` (replies on disk that were asked for again),
@@ -65,13 +74,13 @@ def killed_and_resumed(
     def live_one(folder: Path, url: str, seconds: float = float("inf")) -> int:
         """Start or resume the run in `folder`, and kill it after `seconds`. Returns its exit code."""
         words = [str(policy), str(folder), url, str(steps), program, str(port)]
-        return forked(Path(__file__), words, 1, log, seconds, group=False)[0]
+        return forked(script, words, 1, log, seconds, group=False)[0]
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     folder.mkdir(parents=True, exist_ok=True)
     started()  # imports are no part of a run's time, from which the moments are drawn
-    with MisbehavingServer(latency=LATENCY, say=oracle()) as server:
+    with MisbehavingServer(latency=LATENCY, say=say or oracle()) as server:
         began = time.monotonic()
         assert live_one(folder / "whole", server.base_url) == 0, log.read_text()[-3000:]
         seconds = time.monotonic() - began
@@ -244,20 +253,23 @@ def live(policy: str, folder: str, url: str, steps: int, program: str, port: int
             async_lead=int(program == "differs"),
         )
         trainer.train(resume_from_checkpoint=True)
+    write_result(trainer, Path(folder))
+
+
+def write_result(trainer: Any, folder: Path) -> None:
+    """Write what a run that came to its end is compared by."""
     weights = b"".join(tensor.numpy().tobytes() for tensor in trainer.model.state_dict().values())
     log = trainer.state.log_history
     losses = [(e["step"], e["loss"], e["reward"]) for e in log if "loss" in e]
     anew = sum(entry.get("async/played_anew", 0) for entry in log)
-    folders = (
-        len(list(Path(folder).glob("tmp/agentic-prompting-*/*"))) or 1
-    )  # its own, and any other
+    folders = len(list(folder.glob("tmp/agentic-prompting-*/*"))) or 1  # its own, and any other
     result = {
         "losses": losses,
         "weights": hashlib.sha256(weights).hexdigest(),
         "anew": anew,
         "folders": folders,
     }
-    (Path(folder) / "result.json").write_text(json.dumps(result))
+    (folder / "result.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ answer in six wordings. Everything was tried on the tuning seeds 1 to 3 alone.
    at most .50, the right plan with random workers at most .25, the right plan 1.0.
 2. Policy. Two layers of width 128, words as tokens. Warm start: 225 steps of copying exercises and rounds of 450 steps of
    scripted traces of mixed quality, about half of which end right. After each round, 128 training questions are sampled: the
-   last round is the first in which .90 of the calls go to the worker of their kind. Then 32 steps of `PromptR1Trainer` with 16
+   last round is the first in which .90 of the calls go to the worker of their kind. Then 64 steps of `PromptR1Trainer` with 16
    questions of 8 rollouts, the learning rate 1e-3, and Prompt-R1's reward. Pool order and names (A to F) are drawn for each
    group.
 3. Seeds 931 to 935; 256 held-out questions about 40 countries that no training question names. Held-out questions have
@@ -41,7 +41,7 @@ and differs only in this:
    words of the copying exercises, and of no pool.
 9. `--variant budget`: a fourth worker, `rumours`, knows the same facts as `facts` for a sixth of the price and is wrong in
    .15 of the calls, each time anew. Every row has a budget, which the prompt states: `low` or `high`, by turns. The warm
-   start chooses between the two with equal odds under either. 40 steps; from step 16 on a dollar costs 120 under `low` and
+   start chooses between the two with equal odds under either. From step 32 on a dollar costs 120 under `low` and
    nothing under `high`. All held-out questions under each budget: `low` costs at most .60 of the dollars of `high`, exact
    match at least .60 under `low` and .85 under `high`. Beside it, best-of-n of the twin on whole questions with the dollars
    of `low` (n = 4) and of `high` (n = 9), and the right plan with each.

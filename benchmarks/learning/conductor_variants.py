@@ -58,7 +58,7 @@ class Variant:
     down: float = 0.0
     unavailable: str = "failed"
     max_turns: int = 6
-    steps: int = 32
+    steps: int = 64
     first_cost_step: int = 0
     max_rounds: int = 6
 
@@ -124,10 +124,10 @@ class Variant:
 
 VARIANTS: Mapping[str, Variant] = {
     "references": Variant(),
-    "unchecked": Variant(wordings=(ANSWER,), max_rounds=1),
+    "unchecked": Variant(wordings=(ANSWER,), max_rounds=1, steps=32),
     "retyping": Variant(retypes=True),
     "names": Variant(names=TRAINING_NAMES),
-    "budget": Variant(has_twin=True, steps=40, first_cost_step=16),
+    "budget": Variant(has_twin=True, first_cost_step=32),
     "outages": Variant(down=DOWN, unavailable="visible", max_turns=8),
     "outages-failed": Variant(down=DOWN),
 }

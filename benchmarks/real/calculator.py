@@ -55,9 +55,9 @@ Call a function by writing
 <tool_call>
 {"name": NAME, "arguments": ARGUMENTS}
 </tool_call>
-{%- for tool in tools %}
-{{ tool.function | tojson }}
-{%- endfor %}<|im_end|>
+{% for tool in tools %}
+Function: {{ tool.function | tojson }}
+{% endfor %}<|im_end|>
 {% endif -%}
 {%- for message in messages -%}
 {%- if message.role == "tool" -%}

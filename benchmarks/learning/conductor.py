@@ -306,12 +306,19 @@ def make_tokenizer(facts: Facts, variant: Variant = VARIANTS["references"]) -> A
     from agentic_prompting.sandbox.policy import build_tokenizer
 
     values = [value for values in facts.values.values() for value in values]
-    texts = [
-        ANSWER, OTHER_WORDING, NOT_UNDERSTOOD, "what is ?", "find the with all ask whole question i know this done nothing",
-        "workers : question : budget low high there is no worker , only reply unavailable the request is empty calls in",
-        "one turn 4", *WORDING.values(), *WORDING, *NOUN.values(), *DESCRIPTION, *DESCRIPTION.values(), *RECORD_WORDS,
-        *(f"#{number}" for number in range(1, 25)), *LETTERS, *variant.words,
-    ]  # fmt: skip
+    replies = [ANSWER, OTHER_WORDING, NOT_UNDERSTOOD, UNAVAILABLE]
+    replies += [f"#{number}" for number in range(1, 25)]
+    thoughts = ["find the with all ask whole question i know this done nothing", *NOUN.values()]
+    prompts = [
+        "workers : question : budget low high",
+        *LETTERS,
+        *DESCRIPTION,
+        *DESCRIPTION.values(),
+    ]
+    questions = ["what is ?", *WORDING, *WORDING.values(), *RECORD_WORDS]
+    # What `Workers` tells an agent whose call cannot be made.
+    mistakes = ["there is no worker , only reply the request is empty calls in one turn 4"]
+    texts = [*replies, *thoughts, *prompts, *questions, *mistakes, *variant.words]
     words = {word for text in [*texts, *values] for word in text.split()} - {"{}", "{value}"}
     tokenizer = build_tokenizer(sorted(words), values, GRAMMAR)
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in ('<ask to="', '">')])

@@ -191,7 +191,7 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
     tokenizer.save_pretrained(published)
 
     generator = random.Random(f"demonstrations {seed}")
-    chat_format = spec.tokens(tokenizer)
+    chat_format = spec.create_format(tokenizer)
     traces = [demonstrate(row, generator) for row in train[:DEMONSTRATIONS]]
     warm_start(
         model,

@@ -244,8 +244,9 @@ def test_who_cancels_leaves_nothing_running(policy_for, server):
         tasks = [
             asyncio.create_task(policy(SampleRequest([30 + i], 1000, seed=i))) for i in range(8)
         ]
-        while await asyncio.to_thread(server.counted, "vllm:num_requests_running") < 8:
-            await asyncio.sleep(0.05)
+        # A fast machine may end the first turns before the last ones begin.
+        while await asyncio.to_thread(server.counted, "vllm:num_requests_running") < 1:
+            await asyncio.sleep(0.01)
         await asyncio.to_thread(server.post, "/pause?mode=keep")
         before = server.counted("vllm:generation_tokens_total")
         assert before - begun < 8000

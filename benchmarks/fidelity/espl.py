@@ -86,7 +86,7 @@ def message_passing(
     for _ in range(2000):
         moved = 0.0
         for number, (i, j) in enumerate(pairs):
-            # What is known of both players without this comparison.
+            # The beliefs about both players that come from all other comparisons.
             cavity = {}
             for player in (i, j):
                 others = messages_to(player, without=number)

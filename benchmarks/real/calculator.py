@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_prompting.evaluation import paired_difference, wilson_interval
-from agentic_prompting.rewards import exact_match
+from agentic_prompting.rewards import exact_match_reward
 from benchmarks.lab import RECORDS, Records, log, markdown, model_folder, quiet
 
 SEEDS = (991, 992, 993)
@@ -140,20 +140,6 @@ def demonstrate(row: Mapping[str, Any], generator: random.Random) -> dict[str, A
     return {**row, "turns": [call_text(expression), value], "observations": [value]}
 
 
-def exact_answer(
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    rollout: Sequence[Any],
-    answers: Sequence[Sequence[str]],
-    **_: Any,
-) -> list[float | None]:
-    """1.0 for the right number; `None` for a rollout that failed."""
-    return [
-        None if episode.status == "failed" else exact_match(episode.answer or "", accepted)
-        for episode, accepted in zip(rollout, answers, strict=True)
-    ]
-
-
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
@@ -166,6 +152,7 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
 
     from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
     from agentic_prompting.interop import ToolEnvironment
+    from agentic_prompting.local import has_bf16_instructions
     from agentic_prompting.rollout import AgentSpec, Limits, rollout_from_trace
     from agentic_prompting.trainers import warm_start
 
@@ -216,7 +203,7 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
     trainer = MultiTurnGRPOTrainer(
         model=str(warm),
         environment=environment,
-        reward_funcs=exact_answer,
+        reward_funcs=exact_match_reward,
         args=MultiTurnGRPOConfig(
             output_dir=str(trained),
             overwrite=True,
@@ -233,7 +220,7 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
             lr_scheduler_type="constant",
             beta=0.0,
             use_cpu=True,
-            bf16=torch.backends.cpu.get_cpu_capability() == "AMX",
+            bf16=has_bf16_instructions(),
             gradient_checkpointing=False,
             logging_steps=1,
             save_strategy="no",
@@ -277,10 +264,11 @@ def ask(model: Path, environment: Any, spec: Any, rows: Sequence[Any], seed: int
         model, environment, spec, max_batch_size=64, dtype=torch.float32
     )
     rollouts = agent.answer_all(list(rows), seed=seed, progress=False)
-    rights = exact_answer([], [], rollouts, [rollout.row["answers"] for rollout in rollouts])
+    accepted = [rollout.row["answers"] for rollout in rollouts]
+    scores = exact_match_reward([], [], rollouts, accepted)
     return {
         "called": "".join(str(int(bool(rollout.observations))) for rollout in rollouts),
-        "right": "".join("-" if right is None else str(int(right)) for right in rights),
+        "right": "".join("-" if score is None else str(int(score)) for score in scores),
     }
 
 

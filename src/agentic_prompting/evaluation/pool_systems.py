@@ -21,7 +21,7 @@ from ..rewards import exact_match, normalize_answer, read_answer
 from ..rollout import Rollout, rollout_seed
 from .harness import Evaluation
 from .metrics import ItemScore
-from .systems import Answer, Row, System, answer_of_replies
+from .systems import Answer, Row, System, answer_of_replies, worth_of
 
 MAX_SAMPLES = 64
 """Most calls for one question of the baselines that are made to an agent's cost."""
@@ -346,7 +346,7 @@ def _measure(evaluation: Evaluation, system: str) -> dict[str, float]:
         for record in evaluation.records
         if record["system"] == system and record.get("error") is None
     ]
-    dollars = [record.get("worth_usd", record.get("cost_usd")) or 0.0 for record in records]
+    dollars = [worth_of(record) for record in records]
     calls = [record.get("calls") or 0 for record in records]
     return {
         "score": fmean(means),

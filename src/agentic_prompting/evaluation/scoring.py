@@ -25,6 +25,7 @@ from ..rollout import Rollout
 from ..rollout.environment import same_columns
 from .metrics import BINARY, EvaluateScore, Score, judged
 from .repeats import repeat_values
+from .systems import worth_of
 
 READ_WHOLE = frozenset({"integer_match", "letter_match", "word_sorting_match"})
 """Metrics that read the whole reply and find the answer in it themselves."""
@@ -207,7 +208,7 @@ def summarise(
             return 0.0
         return fmean(record.get(field_name, 0) for record in answered)
 
-    worths = [record.get("worth_usd", record.get("cost_usd")) or 0.0 for record in answered]
+    worths = [worth_of(record) for record in answered]
 
     return Result(
         system=system,

@@ -138,6 +138,13 @@ class System:
         return [answers[position] for position in range(len(rows))]
 
 
+def worth_of(record: Mapping[str, Any]) -> float:
+    """Return the US dollars of a recorded answer or rollout, as if each of its replies had been
+    paid for it.
+    """
+    return record.get("worth_usd", record.get("cost_usd")) or 0.0
+
+
 def _failed_answer(error: Exception) -> Answer:
     return Answer(error=describe(error, 1000), fatal=isinstance(error, LLMError) and error.fatal)
 

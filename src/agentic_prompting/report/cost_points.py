@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from ..evaluation import Evaluation, bootstrap_interval
+from ..evaluation.systems import worth_of
 from ..records import Record
 from .evaluation_summary import first_scores
 from .rollout_records import exact_match_of_record, groups_of
@@ -103,7 +104,7 @@ def _evaluation_answers(evaluation: Evaluation, prefix: str) -> list[ScoredAnswe
     answers = []
     for record, score in zip(evaluation.records, first_scores(evaluation), strict=True):
         question = (record["task"], record["place"])
-        answers.append(ScoredAnswer(prefix + record["system"], question, _worth(record), score))
+        answers.append(ScoredAnswer(prefix + record["system"], question, worth_of(record), score))
     return answers
 
 
@@ -117,12 +118,5 @@ def _training_answers(rollouts: Sequence[Record], name: str) -> list[ScoredAnswe
     for group, record in zip(groups_of(training)[0], training, strict=True):
         if record["step"] >= first_step:
             score = exact_match_of_record(record)
-            answers.append(ScoredAnswer(name, group, _worth(record), score))
+            answers.append(ScoredAnswer(name, group, worth_of(record), score))
     return answers
-
-
-def _worth(record: Record) -> float:
-    """Return the dollars of a rollout, or of an answer, as if each of its replies had been paid for
-    it.
-    """
-    return record.get("worth_usd", record.get("cost_usd")) or 0.0

@@ -25,7 +25,7 @@ from benchmarks import first_screen
 from benchmarks.lab import REPOSITORY, Records, markdown
 from benchmarks.learning import (
     calls,
-    conductor,
+    conductor_tables,
     espl_sandbox,
     harness_world,
     headroom_worlds,
@@ -282,12 +282,12 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "speed.program_model": on_real_model(
         "program.py", lambda printed: PROGRAM_MODEL.format(**printed)
     ),
-    "conductor.table": conductor.table,
+    "conductor.table": conductor_tables.systems_table,
     "real.library": library.table,
     "real.settings": library.settings_table,
-    "conductor.kinds": conductor.kinds_table,
-    "conductor.variants": conductor.variants_table,
-    "conductor.budget": conductor.budget_table,
+    "conductor.kinds": conductor_tables.kinds_table,
+    "conductor.variants": conductor_tables.variants_table,
+    "conductor.budget": conductor_tables.budget_table,
     "several.table": several_environments.table,
     "several.cost": several_environments.cost,
     "wordings.table": wordings.table,

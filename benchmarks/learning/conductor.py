@@ -58,8 +58,7 @@ import argparse
 import json
 import random
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from sys import stderr
@@ -74,13 +73,10 @@ from benchmarks.lab import (
     RECORDS,
     Records,
     correct,
-    interval,
     log,
-    markdown,
     quiet,
     settings,
     share,
-    shown,
 )
 from benchmarks.learning.conductor_baselines import (
     BASELINES,
@@ -88,6 +84,13 @@ from benchmarks.learning.conductor_baselines import (
     TEMPLATE,
     measure_scripts,
 )
+from benchmarks.learning.conductor_tables import (
+    budget_table,
+    summarise,
+    systems_table,
+    variants_table,
+)
+from benchmarks.learning.conductor_traces import NOUN, UNAVAILABLE, draw_traces
 from benchmarks.learning.conductor_variants import (
     BUDGET_WEIGHTS,
     LETTERS,
@@ -101,18 +104,12 @@ from benchmarks.learning.conductor_world import (
     DESCRIPTION,
     OTHER_WORDING,
     RECORD_WORDS,
-    TWIN,
     WORDING,
-    WORKER_OF,
     Facts,
-    PlanStep,
     is_expert,
     make_environment,
     make_split,
-    plan_of,
-    question_text,
     read_question,
-    read_value,
 )
 
 SEEDS, TUNING_SEEDS = (931, 932, 933, 934, 935), (1, 2, 3)
@@ -121,180 +118,6 @@ WARM_STEPS = 450
 RIGHT_WORKER = 0.9
 """The share of calls that go to the worker of their kind, from which on RL begins."""
 SHARES_FILE = "shares.json"
-MIX = {
-    "decompose": 0.3,
-    "pass_on": 0.32,
-    "wrong": 0.12,
-    "bare": 0.06,
-    "impatient": 0.1,
-    "partial": 0.1,
-}
-"""Share of each kind of trace. Passing the question on is the habit to be unlearned."""
-NOUN = {"sum": "digit sum"}
-UNAVAILABLE = "unavailable"
-
-
-# --- traces of mixed quality -----------------------------------------------------------------------------------------
-
-
-class TraceWriter:
-    """Writes an episode in the text that `Workers` makes of it.
-
-    Args:
-        environment ([`Workers`]): Whose workers reply.
-        row (`Mapping`): A row that the environment has reset.
-        variant ([`Variant`]): How values are handed on, and whether workers are asked again.
-    """
-
-    def __init__(self, environment: Any, row: Row, variant: Variant):
-        self.environment = environment
-        self.variant = variant
-        # Decides what the workers get wrong, and which calls fail.
-        self.luck = random.Random(f"luck {row['reset_seed']}")
-        self.names = {kind: name for name, kind in row["workers"].items()}
-        self.turns: list[str] = []
-        self.observations: list[str] = []
-        self.replies: list[str] = []
-
-    def ask(self, thought: str, calls: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Append a turn with these calls, and the replies to it. Return the calls that failed."""
-        first = len(self.replies)
-        requests = [f'<ask to=" {self.names[kind]} "> {text} </ask>' for kind, text in calls]
-        self.turns.append(f"<think> {thought} </think> {' '.join(requests)}")
-        for kind, text in calls:
-            # The scripted workers read nothing but the lines that begin with a reference.
-            quoted = [
-                f"#{number} : {reply}"
-                for number, reply in enumerate(self.replies, 1)
-                if f"#{number}" in text.split()
-            ]
-            model = self.environment.pool[kind].model
-            if self.luck.random() < model.down:
-                self.replies.append(UNAVAILABLE)
-                continue
-            repeat = self.luck.getrandbits(32)
-            self.replies.append(model.answer("\n".join([*quoted, text]), repeat))
-        shown = [f"#{number} : {reply}" for number, reply in enumerate(self.replies, 1)]
-        self.observations.append("\n".join(shown[first:]))
-        replies = self.replies[first:]
-        return [call for call, reply in zip(calls, replies, strict=True) if reply == UNAVAILABLE]
-
-    def finish(self, thought: str, answer: str) -> None:
-        """Append the answering turn."""
-        self.turns.append(f"<think> {thought} </think> <answer> {answer} </answer>")
-
-    def describe(self, kind: str) -> str:
-        """A worker's description and name, in the order of the prompt, so that two layers can copy them."""
-        return f"{self.environment.pool[kind].description} {self.names[kind]}"
-
-    def value(self, index: int) -> str:
-        """The value in a reply."""
-        return read_value(self.replies[index]) or "nothing"
-
-    def text_values(self) -> list[str]:
-        """What stands for each earlier step in a request."""
-        values = []
-        for index, reply in enumerate(self.replies):
-            # A call that failed was made again.
-            if reply != UNAVAILABLE:
-                values.append(self.value(index) if self.variant.retypes else f"#{index + 1}")
-        return values
-
-    def choose_expert(self, operation: str, generator: random.Random) -> str:
-        """A worker that knows an operation."""
-        kind = WORKER_OF[operation]
-        if self.variant.has_twin and kind == "facts":
-            kind = generator.choice(["facts", TWIN])
-        return kind
-
-    @property
-    def is_out_of_turns(self) -> bool:
-        """Whether the next turn has to answer."""
-        return len(self.turns) >= self.variant.max_turns - 1
-
-
-def write_plan(
-    writer: TraceWriter,
-    steps: Sequence[PlanStep],
-    generator: random.Random,
-    wrong_workers: bool = False,
-    levels: int = 9,
-) -> None:
-    """The calls of a plan, all that need nothing of each other in one turn; then the last value as the answer."""
-    depths = sorted({step.depth for step in steps})[:levels]
-    for depth in depths:
-        level = [step for step in steps if step.depth == depth]
-        calls = []
-        for step in level:
-            kind = writer.choose_expert(step.operation, generator)
-            if wrong_workers and generator.random() < 0.6:
-                kind = generator.choice(list(DESCRIPTION))
-            calls.append((kind, step.request(writer.text_values())))
-        if len(calls) == 1:
-            operation = level[0].operation
-            noun = NOUN.get(operation, operation)
-            thought = f"find the {noun} with {writer.describe(calls[0][0])}"
-        else:
-            kinds = dict.fromkeys(kind for kind, _ in calls)
-            thought = "find all with " + " ".join(map(writer.describe, kinds))
-        failed = writer.ask(thought, calls)
-        # Ask again what failed.
-        while failed and writer.variant.retries and not writer.is_out_of_turns:
-            kinds = dict.fromkeys(kind for kind, _ in failed)
-            again = "ask again with " + " ".join(map(writer.describe, kinds))
-            failed = writer.ask(again, failed)
-        if writer.is_out_of_turns:
-            break
-    writer.finish("done", writer.value(len(writer.replies) - 1))
-
-
-def write_trace(
-    kind: str, row: Row, writer: TraceWriter, facts: Facts, generator: random.Random
-) -> None:
-    """One trace of a kind of `MIX`."""
-    expression = read_question(row["question"])
-    assert expression is not None
-    steps = plan_of(expression)
-    drops_thought = kind == "bare"
-    if kind == "bare":
-        kind = generator.choice(["decompose", "pass_on"])
-    if kind in ("decompose", "wrong"):
-        write_plan(writer, steps, generator, wrong_workers=kind == "wrong")
-    elif kind == "partial" and len(steps) > 1:
-        write_plan(writer, steps, generator, levels=1)
-    elif kind == "impatient":
-        guesses = facts.values.get(expression[0], ["nothing"])
-        writer.finish("i know this", generator.choice(guesses))
-    else:
-        worker = writer.choose_expert(expression[0], generator)
-        thought = f"ask the whole question with {writer.describe(worker)}"
-        writer.ask(thought, [(worker, question_text(expression))])
-        writer.finish("done", writer.value(0))
-    if drops_thought:
-        writer.turns[-1] = writer.turns[-1].partition("</think> ")[2]
-
-
-def draw_traces(
-    rows: Sequence[Row],
-    n: int,
-    environment: Any,
-    facts: Facts,
-    variant: Variant,
-    generator: random.Random,
-) -> list[dict[str, Any]]:
-    """Traces of mixed quality, each of an episode with a pool of its own."""
-    traces = []
-    for _ in range(n):
-        (kind,) = generator.choices(list(MIX), list(MIX.values()))
-        row = dict(generator.choice(rows))
-        prompt = [{"role": "user", "content": TEMPLATE.format(question=row["question"])}]
-        seed = generator.getrandbits(48)
-        row = environment.reset({**row, "reset_seed": seed, "prompt": prompt})
-        writer = TraceWriter(environment, row, variant)
-        write_trace(kind, row, writer, facts, generator)
-        traces.append({**row, "turns": writer.turns, "observations": writer.observations})
-    return traces
-
 
 # --- the policy ------------------------------------------------------------------------------------------------------
 
@@ -535,186 +358,14 @@ def measure(
     }
 
 
-# --- figures ---------------------------------------------------------------------------------------------------------
-
-
-def of_variant(records: Sequence[Mapping[str, Any]], variant: str) -> list[Mapping[str, Any]]:
-    return [record for record in records if record["variant"] == variant]
-
-
-def by_kind(records: Sequence[Mapping[str, Any]], when: str = "after") -> dict[str, float]:
-    """Exact match of each kind of question, over all seeds."""
-    results: dict[str, list[int]] = defaultdict(list)
-    for record in records:
-        for kind, result in zip(record["kinds"], record[when]["correct"], strict=True):
-            results[kind].append(int(result))
-    return {kind: round(sum(values) / len(values), 3) for kind, values in sorted(results.items())}
-
-
-def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Score and dollars of the conductor and of the baselines, and the difference to each, paired by seed."""
-    records = of_variant(records, "references")
-    if not records:
-        return "no records"
-    after = [share(record["after"]["correct"]) for record in records]
-    systems: dict[str, list[Mapping[str, Any]]] = {
-        name: [record["baselines"][name] for record in records] for name in BASELINES
-    }
-    systems["conductor, untrained"] = [record["before"] for record in records]
-    systems["conductor, trained"] = [record["after"] for record in records]
-    systems["conductor, digits replaced"] = [record["replaced"] for record in records]
-    rows = []
-    for name, measured in systems.items():
-        scores = [share(entry["correct"]) for entry in measured]
-        usd = sum(entry["usd"] for entry in measured) / len(measured)
-        gains = [ours - score for ours, score in zip(after, scores, strict=True)]
-        gain = "" if name == "conductor, trained" else shown(gains, "+")
-        rows.append([name, shown(scores), f"{1000 * usd:.2f}", gain])
-    return markdown(
-        ("system", "exact match", "$ per 1,000 questions", "trained conductor minus it"),
-        rows,
-    )
-
-
-def kinds_table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Exact match of each kind of question before and after training, over all seeds."""
-    records = of_variant(records, "references")
-    before = by_kind(records, "before")
-    after = by_kind(records)
-    rows = [[kind, f"{before[kind]:.2f}", f"{after[kind]:.2f}"] for kind in after]
-    return markdown(("kind of question", "untrained", "trained"), rows)
-
-
-def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of the promise."""
-    summary: dict[str, Any] = {}
-    for variant in VARIANTS:
-        runs = of_variant(records, variant)
-        if runs:
-            after = [score_of(run["after"]) for run in runs]
-            summary[variant] = {
-                "seeds": [run["seed"] for run in runs],
-                "lowest": min(after),
-                **{name: interval(scores) for name, scores in scores_by_condition(runs).items()},
-                "usd": {name: usd_of(runs, name) for name in conditions_of(runs)},
-                "by_kind": by_kind(runs),
-                "right_worker": [
-                    [run[when]["right_worker"] for when in ("before", "after")] for run in runs
-                ],
-            }
-    return summary
-
-
-def score_of(measured: Mapping[str, Any]) -> float:
-    """Exact match over the questions whose rollout did not fail."""
-    scored = len(measured["correct"]) - measured.get("failed", 0)
-    return measured["correct"].count("1") / max(1, scored)
-
-
-def conditions_of(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of what each run measured of its conductor: `before`, `after` and the trials."""
-    return [
-        name for name, value in runs[0].items() if isinstance(value, Mapping) and "correct" in value
-    ]
-
-
-def scores_by_condition(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Exact match of each seed, by condition."""
-    return {name: [score_of(run[name]) for run in runs] for name in conditions_of(runs)}
-
-
-def usd_of(runs: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Mean dollars of a question under a condition."""
-    return round(sum(run[name]["usd"] for run in runs) / len(runs), 6)
-
-
-CONDITION_TITLES = {
-    ("unchecked", "before"): "the first protocol, untrained",
-    ("unchecked", "after"): "the first protocol: one wording, a warm start that is not checked",
-    ("unchecked", "replaced"): "the first protocol: digits replaced by a worker of another wording",
-    ("references", "after"): "references",
-    ("references", "replaced"): "digits replaced by a worker of a seventh wording",
-    ("names", "before"): "30 names, untrained",
-    ("names", "after"): "30 names",
-    ("names", "held-out names"): "30 names in training, ten others",
-    ("budget", "before"): "with a twin, budget `high`, untrained",
-    ("budget", "low, untrained"): "with a twin, budget `low`, untrained",
-    ("budget", "after"): "with a twin, budget `high`",
-    ("budget", "low"): "with a twin, budget `low`",
-    ("outages", "before"): "digits down half the time and *unavailable*, untrained",
-    ("outages", "after"): "digits down half the time and *unavailable*",
-    ("outages", "no outages"): "the same conductor without outages",
-    ("outages-failed", "after"): "digits down half the time and *failed*, of what was answered",
-    ("outages-failed", "no outages"): "the same conductor without outages",
-    ("retyping", "after"): "retyping",
-}
-"""What the table of variants calls a condition of a variant."""
-
-PROMISES = {
-    ("unchecked", "after"): 0.85,
-    ("unchecked", "replaced"): 0.75,
-    ("references", "after"): 0.85,
-    ("references", "replaced"): 0.75,
-    ("names", "held-out names"): 0.75,
-    ("budget", "low"): 0.60,
-    ("budget", "after"): 0.85,
-    ("outages", "after"): 0.80,
-}
-"""Exact match that the protocol expects at least."""
-MAX_DOLLAR_SHARE = 0.60
-"""Dollars under the budget `low` that the protocol expects at most, as a share of those under `high`."""
-
-
-def variants_table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Score and dollars of each variant's conductor under its conditions, with what the protocol expects."""
-    rows = []
-    for (variant, condition), title in CONDITION_TITLES.items():
-        runs = of_variant(records, variant)
-        if not runs:
-            continue
-        scores = scores_by_condition(runs)[condition]
-        promise = PROMISES.get((variant, condition))
-        verdict = ""
-        if promise is not None:
-            kept = sum(scores) / len(scores) >= promise
-            verdict = f"at least {promise:.2f}: {'kept' if kept else '**missed**'}"
-        usd = f"{1000 * usd_of(runs, condition):.2f}"
-        rows.append([title, len(runs), shown(scores), usd, verdict])
-    if not rows:
-        return "No run of it has been recorded yet."
-    return markdown(
-        ("conductor", "seeds", "exact match", "$ per 1,000 questions", "protocol"), rows
-    )
-
-
-def budget_table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Score and dollars of conductor and scripts in the world with a cheap twin, by dollars."""
-    runs = of_variant(records, "budget")
-    if not runs:
-        return "No run of it has been recorded yet."
-    titles = {
-        "before": "conductor, untrained",
-        "low": "conductor, `low`",
-        "after": "conductor, `high`",
-    }
-    systems = {title: [run[condition] for run in runs] for condition, title in titles.items()}
-    for name in runs[0]["baselines"]:
-        systems[name] = [run["baselines"][name] for run in runs]
-    # Order the systems by their dollars.
-    usd = {
-        name: sum(entry["usd"] for entry in entries) / len(entries)
-        for name, entries in systems.items()
-    }
-    rows = []
-    for name in sorted(systems, key=lambda system: usd[system]):
-        scores = [score_of(entry) for entry in systems[name]]
-        rows.append([name, f"{1000 * usd[name]:.2f}", shown(scores)])
-    # The promise of the dollars.
-    dollar_share = usd[titles["low"]] / usd[titles["after"]] if usd[titles["after"]] else 1.0
-    verdict = "kept" if dollar_share <= MAX_DOLLAR_SHARE else "**missed**"
-    promise = f"at most {MAX_DOLLAR_SHARE:.2f}: {verdict}"
-    rows.append(["dollars of `low` as a share of `high`", f"{dollar_share:.2f}", promise])
-    return markdown(("system", "$ per 1,000 questions", "exact match"), rows)
+def print_world() -> None:
+    """Print what the baselines reach in the world, without a policy."""
+    facts = Facts()
+    for seed in SEEDS:
+        _, rows = make_split(seed, 1, HELD_OUT, facts)
+        measured = measure_scripts(BASELINES, rows, make_environment(facts), seed)
+        scores = {name: round(share(entry["correct"]), 3) for name, entry in measured.items()}
+        print(json.dumps({"seed": seed, "n": len(rows), **scores}), flush=True)
 
 
 def main() -> None:
@@ -739,12 +390,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.world:
-        facts = Facts()
-        for seed in SEEDS:
-            _, rows = make_split(seed, 1, HELD_OUT, facts)
-            measured = measure_scripts(BASELINES, rows, make_environment(facts), seed)
-            scores = {name: round(share(entry["correct"]), 3) for name, entry in measured.items()}
-            print(json.dumps({"seed": seed, "n": len(rows), **scores}), flush=True)
+        print_world()
         return
     quiet()
     is_reported = not (options.tuning or options.quick)
@@ -759,7 +405,7 @@ def main() -> None:
         records.add(measure(variant, seed, folder / f"{variant}-{seed}", *sizes))
         log(json.dumps(summarise(records.read())))
     entries = records.read()
-    print(table(entries))
+    print(systems_table(entries))
     print(variants_table(entries))
     print(budget_table(entries))
     if options.json:

@@ -9,13 +9,7 @@ from agentic_prompting import Workers
 from agentic_prompting.llm import Reply, ServerFailed, Usage, run
 from agentic_prompting.rollout import AgentSpec, Observation, Rollout, Sample, rollout_from_trace
 from benchmarks.lab import share
-from benchmarks.learning.conductor import (
-    budget_table,
-    draw_traces,
-    make_tokenizer,
-    summarise,
-    variants_table,
-)
+from benchmarks.learning.conductor import make_tokenizer
 from benchmarks.learning.conductor_baselines import (
     BASELINES,
     BUDGET_BASELINES,
@@ -24,6 +18,8 @@ from benchmarks.learning.conductor_baselines import (
     TEMPLATE,
     measure_scripts,
 )
+from benchmarks.learning.conductor_tables import budget_table, summarise, variants_table
+from benchmarks.learning.conductor_traces import draw_traces
 from benchmarks.learning.conductor_variants import VARIANTS, LateCost
 from benchmarks.learning.conductor_world import (
     Facts,

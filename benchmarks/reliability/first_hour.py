@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from benchmarks.lab import REPOSITORY, log, markdown
@@ -227,7 +229,37 @@ report_to: none
 save_strategy: 'no'
 """,
 }
-OWN = ["--dataset", "mine.csv", "--columns", "question=request,answer=reply"]
+
+
+# --- what is typed ---------------------------------------------------------------------------------------------------
+
+OWN = "--dataset mine.csv --columns question=request,answer=reply"
+MODELS = "--policy-model=small --reference-model=large"
+SERVERS = "--policy-base-url=$FLAKY --reference-base-url=$FLAKY"
+
+PARTS = {
+    "data and check-env": [f"check-env own:Store {OWN}"],
+    "tools": ["check-env own:till", "check-env own:over_mcp"],
+    "flaky server": [f"check-env own:clerk {OWN}"],
+    "model": ["model.py"],
+    "TRL script with LoRA": ["moved.py"],
+    "YAML": ["train prompt-r1 --config mine.yaml"],
+    "own script": ["script.py reward=partial folder=runs/own"],
+    "E-SPL": [
+        f"evolve {OWN} {SERVERS} {MODELS} --steps=2 --problems-per-step=4 --num-generations=3"
+        " --grammar=free --reward=own:partial --output-dir=runs/evolve"
+        " --initial-prompt='Name a shelf.'"
+    ],
+    "ProRefine": [
+        "refine --input=queries.jsonl --output=runs/refine.jsonl --max-steps=2 --task-model=small"
+        " --feedback-model=large --task-base-url=$FLAKY --feedback-base-url=$FLAKY"
+    ],
+    "evaluate and report": [
+        f"evaluate --run model {OWN} --environment own:Store --task-rows 4",
+        "report runs/own --no-pictures",
+    ],
+}
+"""What the hour consists of, by name: lines as they are typed, with `$FLAKY` for the server's address."""
 
 
 @dataclass(frozen=True)
@@ -235,187 +267,93 @@ class Mistake:
     """Something that users do wrong.
 
     Args:
-        words (`Sequence[str]`): The command's words, or a script's name and its arguments.
+        line (`str`): The command, or a script's name and its arguments. `$FLAKY`, `$REFUSING` and `$CLOSED` are the
+            addresses of the server of the parts, of one that refuses the key, and one without a server.
         says (`str`): A regular expression that the error message must match.
         needs (`str`, *optional*): The part that must have been played before.
-        files (`Mapping[str, str]`, *optional*): Further files, by name.
+        config (`str`, *optional*): The content of the file `bad.yaml`.
         survives (`bool`, *optional*, defaults to `False`): The run goes on, with a warning, and ends with status 0.
     """
 
-    words: Sequence[str]
+    line: str
     says: str
     needs: str = ""
-    files: Mapping[str, str] = ()  # type: ignore[assignment]
+    config: str = ""
     survives: bool = False
 
 
-def parts(flaky: str) -> dict[str, list[Sequence[str]]]:
-    """What the hour consists of, by name: lines as they are typed."""
-    evolving = [
-        "evolve",
-        *OWN,
-        f"--policy-base-url={flaky}",
-        f"--reference-base-url={flaky}",
-        "--policy-model=small",
-        "--reference-model=large",
-        "--steps=2",
-        "--problems-per-step=4",
-        "--num-generations=3",
-        "--grammar=free",
-        "--reward=own:partial",
-        "--output-dir=runs/evolve",
-        "--initial-prompt=Name a shelf.",
-    ]
-    refining = [
-        "refine",
-        "--input=queries.jsonl",
-        "--output=runs/refine.jsonl",
-        "--max-steps=2",
-        "--task-model=small",
-        "--feedback-model=large",
-        f"--task-base-url={flaky}",
-        f"--feedback-base-url={flaky}",
-    ]
-    return {
-        "data and check-env": [["check-env", "own:Store", *OWN]],
-        "tools": [["check-env", "own:till"], ["check-env", "own:over_mcp"]],
-        "flaky server": [["check-env", "own:clerk", *OWN]],
-        "model": [["model.py"]],
-        "TRL script with LoRA": [["moved.py"]],
-        "YAML": [["train", "prompt-r1", "--config", "mine.yaml"]],
-        "own script": [["script.py", "reward=partial", "folder=runs/own"]],
-        "E-SPL": [evolving],
-        "ProRefine": [refining],
-        "evaluate and report": [
-            ["evaluate", "--run", "model", *OWN, "--environment", "own:Store", "--task-rows", "4"],
-            ["report", "runs/own", "--no-pictures"],
-        ],
-    }
+TRAIN = "train prompt-r1 --config bad.yaml"
+ASK = "ask model 'which shelf ?' --environment-model m"
+YAML = FILES["mine.yaml"]
 
-
-def mistakes(flaky: str, refusing: str, closed: str) -> dict[str, Mistake]:
-    """Those that users make, by name.
-
-    Args:
-        flaky (`str`): The address of the server of [`parts`].
-        refusing (`str`): The address of a server that refuses the key.
-        closed (`str`): An address without a server.
-    """
-    asked = ["ask", "model", "which shelf ?", "--environment-model", "m"]
-    train = ["train", "prompt-r1", "--config"]
-    yaml = FILES["mine.yaml"]
-    models = ["--policy-model", "small", "--reference-model", "large"]
-    return {
-        "misspelt option": Mistake(
-            ["evolve", "--polcy-model", "m"], "--polcy-model.*--policy-model"
-        ),
-        "misspelt key": Mistake(
-            [*train, "bad.yaml"],
-            "learning_rat'.*learning_rate",
-            files={"bad.yaml": yaml + "learning_rat: 1e-3\n"},
-        ),
-        "wrong type of a value": Mistake(
-            [*train, "bad.yaml"],
-            "max_steps",
-            files={"bad.yaml": yaml.replace("max_steps: 2", "max_steps: many")},
-        ),
-        "no YAML": Mistake([*train, "bad.yaml"], "is no YAML", files={"bad.yaml": "a: [1\n"}),
-        "missing file": Mistake(
-            ["check-env", "own:Store", "--dataset", "nowhere.csv"], "nowhere.csv"
-        ),
-        "missing column": Mistake(
-            ["check-env", "own:Store", "--dataset", "mine.csv", "--columns", "question=reqest"],
-            "reqest.*request",
-        ),
-        "misspelt part": Mistake(["check-env", "own:Stor"], "did you mean Store"),
-        "environment that raises": Mistake(["check-env", "own:broken"], "KeyError: 'shelf'"),
-        "environment of a wrong type": Mistake(
-            ["check-env", "own:wrong"], "must return an Observation.* int"
-        ),
-        "class for an object": Mistake(
-            ["script.py", "environment=Store"], "class Store: pass an object", "model"
-        ),
-        "template without question": Mistake(
-            ["script.py", "template=hello"], r"no \{question\}", "model"
-        ),
-        "missing model folder": Mistake(
-            ["script.py", "model=runs/nowhere"], "runs/nowhere does not exist"
-        ),
-        "batch that does not divide": Mistake(["script.py", "batch=6"], "divi", "model"),
-        "reward without a return": Mistake(
-            ["script.py", "reward=nothing"], "nothing.*None", "model"
-        ),
-        "reward of a wrong length": Mistake(
-            ["script.py", "reward=short"], r"short.*\b1\b", "model"
-        ),
-        "reward of a missing column": Mistake(
-            ["script.py", "reward=unknown_column"], "gold", "model"
-        ),
-        "wrong address": Mistake([*asked, "--environment-base-url", closed], "connect", "model"),
-        "wrong key": Mistake([*asked, "--environment-base-url", refusing], "key", "model"),
-        "no key": Mistake(
-            ["evolve", *OWN, *models, "--problems-per-step", "4", "--output-dir", "runs/keyless"],
-            "OPENAI_API_KEY",
-        ),
-        "trained without answers": Mistake(["script.py", "rename=gold"], "answers", "model"),
-        "the same folder again": Mistake(
-            ["script.py", "reward=partial", "folder=runs/own"], "resume", "own script"
-        ),
-        "nothing to learn": Mistake(
-            [
-                "evolve",
-                *OWN,
-                "--policy-model=calm",
-                "--reference-model=large",
-                f"--policy-base-url={flaky}",
-                f"--reference-base-url={flaky}",
-                "--problems-per-step=4",
-                "--steps=1",
-                "--output-dir=runs/nothing",
-            ],
-            "nothing was learned.*--grammar free",
-        ),
-        "flat reward": Mistake(
-            ["flat.py"], "reward is flat.*every reward is 0.5", "model", survives=True
-        ),
-        "reward of a column in meta": Mistake(
-            ["script.py", "reward=unknown_column", "meta=gold"],
-            r"gold.*meta\[i\]\['gold'\]",
-            "model",
-        ),
-        "call of a tool that is not there": Mistake(
-            ["check-env", "own:till", "--request", '{"name": "ad", "arguments": {"amount": 5}}'],
-            "every call failed.*ad",
-        ),
-        "plan from a folder that is no run": Mistake(
-            ["plan", "--from", "model"], "settings.json.*--config", "model"
-        ),
-        "rescoring by a missing column": Mistake(
-            ["rescore", "runs/own", "--reward", "own:unknown_column"],
-            "gold.*--dataset",
-            "own script",
-        ),
-        "table with other columns": Mistake(
-            ["refine", "--sandbox", "--input", "mine.csv"], "request, reply"
-        ),
-        "budget that is too small": Mistake(
-            [
-                "evolve",
-                *OWN,
-                *models,
-                f"--policy-base-url={flaky}",
-                f"--reference-base-url={flaky}",
-                "--problems-per-step=4",
-                "--budget-tokens=50",
-                "--output-dir=runs/poor",
-            ],
-            "below the least useful one",
-        ),
-        "key in place of its variable": Mistake(
-            ["evolve", *OWN, *models, "--policy-client", "key=sk-1234"],
-            "name of an environment variable",
-        ),
-    }
+MISTAKES = {
+    "misspelt option": Mistake("evolve --polcy-model m", "--polcy-model.*--policy-model"),
+    "misspelt key": Mistake(
+        TRAIN, "learning_rat'.*learning_rate", config=YAML + "learning_rat: 1e-3\n"
+    ),
+    "wrong type of a value": Mistake(
+        TRAIN, "max_steps", config=YAML.replace("max_steps: 2", "max_steps: many")
+    ),
+    "no YAML": Mistake(TRAIN, "is no YAML", config="a: [1\n"),
+    "missing file": Mistake("check-env own:Store --dataset nowhere.csv", "nowhere.csv"),
+    "missing column": Mistake(
+        "check-env own:Store --dataset mine.csv --columns question=reqest", "reqest.*request"
+    ),
+    "misspelt part": Mistake("check-env own:Stor", "did you mean Store"),
+    "environment that raises": Mistake("check-env own:broken", "KeyError: 'shelf'"),
+    "environment of a wrong type": Mistake(
+        "check-env own:wrong", "must return an Observation.* int"
+    ),
+    "class for an object": Mistake(
+        "script.py environment=Store", "class Store: pass an object", "model"
+    ),
+    "template without question": Mistake("script.py template=hello", r"no \{question\}", "model"),
+    "missing model folder": Mistake("script.py model=runs/nowhere", "runs/nowhere does not exist"),
+    "batch that does not divide": Mistake("script.py batch=6", "divi", "model"),
+    "reward without a return": Mistake("script.py reward=nothing", "nothing.*None", "model"),
+    "reward of a wrong length": Mistake("script.py reward=short", r"short.*\b1\b", "model"),
+    "reward of a missing column": Mistake("script.py reward=unknown_column", "gold", "model"),
+    "wrong address": Mistake(f"{ASK} --environment-base-url $CLOSED", "connect", "model"),
+    "wrong key": Mistake(f"{ASK} --environment-base-url $REFUSING", "key", "model"),
+    "no key": Mistake(
+        f"evolve {OWN} {MODELS} --problems-per-step 4 --output-dir runs/keyless", "OPENAI_API_KEY"
+    ),
+    "trained without answers": Mistake("script.py rename=gold", "answers", "model"),
+    "the same folder again": Mistake(
+        "script.py reward=partial folder=runs/own", "resume", "own script"
+    ),
+    "nothing to learn": Mistake(
+        f"evolve {OWN} --policy-model=calm --reference-model=large {SERVERS}"
+        " --problems-per-step=4 --steps=1 --output-dir=runs/nothing",
+        "nothing was learned.*--grammar free",
+    ),
+    "flat reward": Mistake(
+        "flat.py", "reward is flat.*every reward is 0.5", "model", survives=True
+    ),
+    "reward of a column in meta": Mistake(
+        "script.py reward=unknown_column meta=gold", r"gold.*meta\[i\]\['gold'\]", "model"
+    ),
+    "call of a tool that is not there": Mistake(
+        """check-env own:till --request '{"name": "ad", "arguments": {"amount": 5}}'""",
+        "every call failed.*ad",
+    ),
+    "plan from a folder that is no run": Mistake(
+        "plan --from model", "settings.json.*--config", "model"
+    ),
+    "rescoring by a missing column": Mistake(
+        "rescore runs/own --reward own:unknown_column", "gold.*--dataset", "own script"
+    ),
+    "table with other columns": Mistake("refine --sandbox --input mine.csv", "request, reply"),
+    "budget that is too small": Mistake(
+        f"evolve {OWN} {MODELS} {SERVERS} --problems-per-step=4 --budget-tokens=50"
+        " --output-dir=runs/poor",
+        "below the least useful one",
+    ),
+    "key in place of its variable": Mistake(
+        f"evolve {OWN} {MODELS} --policy-client key=sk-1234", "name of an environment variable"
+    ),
+}
+"""What users do wrong, by name."""
 
 
 # --- servers ---------------------------------------------------------------------------------------------------------
@@ -459,6 +397,11 @@ def refusing(body: Any, number: int) -> Answer | str:
 # --- playing ---------------------------------------------------------------------------------------------------------
 
 
+def split_line(line: str, addresses: Mapping[str, str]) -> list[str]:
+    """The words of a typed line, with addresses in the place of their names."""
+    return shlex.split(Template(line).substitute(addresses))
+
+
 def run_line(words: Sequence[str], folder: Path) -> tuple[int, str, float]:
     """The exit status of a typed line, what it wrote to standard error, and its seconds."""
     is_script = words[0].endswith(".py")
@@ -497,8 +440,8 @@ def lines_to_read(stderr: str) -> list[str]:
 
 
 @contextmanager
-def workplace() -> Iterator[tuple[Path, str, str]]:
-    """A folder with the user's files, the flaky server's address, and that of the one that refuses the key."""
+def workplace() -> Iterator[tuple[Path, dict[str, str]]]:
+    """A folder with the user's files, and the addresses that lines name."""
     with (
         tempfile.TemporaryDirectory() as name,
         LoopbackServer(flaky) as flaky_server,
@@ -508,27 +451,26 @@ def workplace() -> Iterator[tuple[Path, str, str]]:
         for file, text in FILES.items():
             (folder / file).write_text(text, encoding="utf-8")
         (folder / "flaky.url").write_text(flaky_server.base_url, encoding="utf-8")
-        yield folder, flaky_server.base_url, refusing_server.base_url
+        addresses = {
+            "FLAKY": flaky_server.base_url,
+            "REFUSING": refusing_server.base_url,
+            "CLOSED": unused_url(),
+        }
+        yield folder, addresses
 
 
-def names_to_play(
-    only: Sequence[str],
-    all_parts: Mapping[str, list[Sequence[str]]],
-    all_mistakes: Mapping[str, Mistake],
-) -> set[str]:
+def names_to_play(only: Sequence[str]) -> set[str]:
     """The parts and mistakes whose names begin with one of `only` (all if it is empty), with the parts they need."""
-    names = {
-        name for name in [*all_parts, *all_mistakes] if not only or name.startswith(tuple(only))
-    }
-    names |= {all_mistakes[name].needs for name in names if name in all_mistakes}
+    names = {name for name in [*PARTS, *MISTAKES] if not only or name.startswith(tuple(only))}
+    names |= {MISTAKES[name].needs for name in names if name in MISTAKES}
     if NEED_THE_MODEL & names:
         names.add("model")
     return names
 
 
-def play_part(lines: Sequence[Sequence[str]], folder: Path) -> dict[str, Any]:
+def play_part(lines: Sequence[str], addresses: Mapping[str, str], folder: Path) -> dict[str, Any]:
     """Type the lines of a part: whether all ended well, the seconds, and what the first failed line wrote."""
-    results = [run_line(words, folder) for words in lines]
+    results = [run_line(split_line(line, addresses), folder) for line in lines]
     failed = next((stderr for status, stderr, _ in results if status), "")
     record: dict[str, Any] = {
         "ok": not failed,
@@ -539,11 +481,11 @@ def play_part(lines: Sequence[Sequence[str]], folder: Path) -> dict[str, Any]:
     return record
 
 
-def make_mistake(mistake: Mistake, folder: Path) -> dict[str, Any]:
+def make_mistake(mistake: Mistake, addresses: Mapping[str, str], folder: Path) -> dict[str, Any]:
     """Type the line of a mistake: its status, how much there is to read, and whether that says what is wrong."""
-    for file, text in dict(mistake.files).items():
-        (folder / file).write_text(text, encoding="utf-8")
-    status, stderr, seconds = run_line(mistake.words, folder)
+    if mistake.config:
+        (folder / "bad.yaml").write_text(mistake.config, encoding="utf-8")
+    status, stderr, seconds = run_line(split_line(mistake.line, addresses), folder)
     lines = lines_to_read(stderr)
     ends_as_expected = (status == 0) == mistake.survives
     is_told = ends_as_expected and re.search(mistake.says, "\n".join(lines)) is not None
@@ -567,17 +509,15 @@ def play(only: Sequence[str] = (), log: Callable[[str], None] = log) -> dict[str
     """
     part_records: dict[str, dict[str, Any]] = {}
     mistake_records: dict[str, dict[str, Any]] = {}
-    with workplace() as (folder, flaky_url, refusing_url):
-        all_parts = parts(flaky_url)
-        all_mistakes = mistakes(flaky_url, refusing_url, unused_url())
-        names = names_to_play(only, all_parts, all_mistakes)
-        for name, lines in all_parts.items():
+    names = names_to_play(only)
+    with workplace() as (folder, addresses):
+        for name, lines in PARTS.items():
             if name in names:
-                part_records[name] = part = play_part(lines, folder)
+                part_records[name] = part = play_part(lines, addresses, folder)
                 log(f"{name}: {'ok' if part['ok'] else 'FAILED'}, {part['seconds']} s")
-        for name, mistake in all_mistakes.items():
+        for name, mistake in MISTAKES.items():
             if name in names:
-                mistake_records[name] = record = make_mistake(mistake, folder)
+                mistake_records[name] = record = make_mistake(mistake, addresses, folder)
                 silent = "" if record["told"] else ", SILENT"
                 log(
                     f"{name}: status {record['status']}, {record['lines']} lines{silent}, "
@@ -601,7 +541,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", default=[], help="names, or beginnings of them")
     options = parser.parse_args(arguments)
     if options.list:
-        print("\n".join([*parts(""), *mistakes("", "", "")]))
+        print("\n".join([*PARTS, *MISTAKES]))
         return 0
     results = play(options.only)
     if options.json:

@@ -18,9 +18,8 @@ def test_a_small_part_is_played(capsys):
 
 
 def test_there_are_thirty_mistakes_and_each_needs_a_part():
-    mistakes = first_hour.mistakes("", "", "")
-    needed_parts = {mistake.needs for mistake in mistakes.values()}
-    assert len(mistakes) >= 30 and needed_parts <= {"", *first_hour.parts("")}
+    needed_parts = {mistake.needs for mistake in first_hour.MISTAKES.values()}
+    assert len(first_hour.MISTAKES) >= 30 and needed_parts <= {"", *first_hour.PARTS}
 
 
 def test_a_silent_or_long_mistake_is_counted(monkeypatch, capsys):

@@ -289,7 +289,7 @@ YAML = FILES["mine.yaml"]
 MISTAKES = {
     "misspelt option": Mistake("evolve --polcy-model m", "--polcy-model.*--policy-model"),
     "misspelt key": Mistake(
-        TRAIN, "learning_rat'.*learning_rate", config=YAML + "learning_rat: 1e-3\n"
+        TRAIN, r"learning_rat\b.*learning_rate", config=YAML + "learning_rat: 1e-3\n"
     ),
     "wrong type of a value": Mistake(
         TRAIN, "max_steps", config=YAML.replace("max_steps: 2", "max_steps: many")

@@ -103,7 +103,8 @@ class Call:
         for call in reversed(self._ancestors()):
             ids += call.new_ids
             ids += call.sample.ids
-        return ids + self.new_ids
+        ids += self.new_ids
+        return ids
 
     @property
     def root(self) -> Call:
@@ -413,7 +414,7 @@ def _digest(data: bytes) -> bytes:
 
 
 def _hash_ids(ids: Sequence[int], previous_hash: int) -> int:
-    return zlib.crc32(array("q", ids).tobytes(), previous_hash)
+    return zlib.crc32(array("q", ids), previous_hash)
 
 
 # ---- parents and roles ----

@@ -419,8 +419,8 @@ def _parse_request(body: bytes, dialect: Dialect, path: str) -> CompletionReques
 
 def _replace_surrogates(value: Any, body: bytes) -> Any:
     """Replace halves of surrogate pairs, which JSON can contain and no tokenizer takes."""
-    # Few bodies have any: the others need no second pass.
-    if b"\\ud" not in body and b"\\uD" not in body:
+    # Few bodies have any escape, and fewer have half a pair: the others need no second pass.
+    if b"\\u" not in body or (b"\\ud" not in body and b"\\uD" not in body):
         return value
     # UTF-16 holds halves as they are. Reading it replaces those without their other half.
     text = json.dumps(value, ensure_ascii=False)

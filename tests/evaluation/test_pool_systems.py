@@ -82,6 +82,18 @@ def test_best_of_n_takes_the_majority():
     assert answer.calls == 3 and answer.worth_usd == pytest.approx(0.3)
 
 
+def test_questions_with_one_ending_draw_apart():
+    repeats = []
+
+    async def chat(messages, repeat=None, **options):
+        repeats.append(repeat)
+        return Reply("Answer: yes")
+
+    system = WorkerSystem({"a": Worker(chat)}, "a")
+    system(["What is the currency of Andorra?", "What is the language of Andorra?"])
+    assert len(set(repeats)) == 2
+
+
 class Failing:
     """Fails with an error in each call but the first ones."""
 

@@ -6,6 +6,7 @@ through [`Rollout.add_turn`] and [`Rollout.add_observation`].
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -400,14 +401,23 @@ def turn_seed(seed: int, turn: int) -> int:
 def rollout_seed(*parts: object) -> int:
     """Return a seed made of the parts that identify a rollout: run seed, step, position, ...
 
-    Equal parts give equal seeds.
+    Equal parts give equal seeds, and different ones different seeds.
     """
     seed = 0
     # Mix in one part after the other, so that their order matters.
     for part in parts:
-        number = part if isinstance(part, int) else int.from_bytes(str(part).encode(), "big")
+        number = part if isinstance(part, int) else _number_of_text(str(part))
         seed = _mix(seed ^ _mix(number))
     return seed
+
+
+def _number_of_text(text: str) -> int:
+    """Return 64 bits that depend on every character of a text."""
+    encoded = text.encode()
+    # `_mix` reads 64 bits. Of a longer text it would read the end alone, so it gets a hash.
+    if len(encoded) > 8:
+        encoded = hashlib.blake2b(encoded, digest_size=8).digest()
+    return int.from_bytes(encoded, "big")
 
 
 def _mix(number: int) -> int:

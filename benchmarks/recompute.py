@@ -245,6 +245,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "harness_world": harness_world.table,
     "harnesses": harnesses.table,
     "headroom.worlds": headroom_worlds.table,
+    "headroom.worlds_first": partial(headroom_worlds.table, protocol=1),
     "headroom.demo": headroom_worlds.demo_table,
     "headroom.demo_verdicts": headroom_worlds.demo_verdicts,
     "headroom.real": real_headroom.table,

@@ -416,18 +416,30 @@ class Draft:
             self.principles[edit.ids[0]] = _fold(edit.text)
         elif edit.op == "add":
             self.principles[self._new_id()] = _fold(edit.text)
+        elif edit.op == "merge":
+            self._merge(edit.ids, _fold(edit.text))
         else:
-            # A merged principle takes the position of its first source.
-            principles: dict[str, str] = {}
-            for principle_id, text in self.principles.items():
-                if principle_id not in edit.ids:
-                    principles[principle_id] = text
-                elif edit.op == "merge" and principle_id == edit.ids[0]:
-                    principles[self._new_id()] = _fold(edit.text)
-            self.principles = principles
-            how = "merged" if edit.op == "merge" else "removed"
-            # Later edits of these principles are refused for this reason.
-            self._gone |= dict.fromkeys(edit.ids, how)
+            self._remove(edit.ids, "removed")
+
+    def _merge(self, ids: Sequence[str], text: str) -> None:
+        # The merged principle takes the position of its first source.
+        principles: dict[str, str] = {}
+        for principle_id, old_text in self.principles.items():
+            if principle_id == ids[0]:
+                principles[self._new_id()] = text
+            else:
+                principles[principle_id] = old_text
+        self.principles = principles
+        self._remove(ids, "merged")
+
+    def _remove(self, ids: Sequence[str], reason: str) -> None:
+        self.principles = {
+            principle_id: text
+            for principle_id, text in self.principles.items()
+            if principle_id not in ids
+        }
+        # Later edits of these principles are refused for this reason.
+        self._gone |= dict.fromkeys(ids, reason)
 
     def _new_id(self) -> str:
         principle_id = f"G{self._next_number}"

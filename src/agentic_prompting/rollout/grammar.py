@@ -229,19 +229,7 @@ def parse_turn(text: str, grammar: TagGrammar = TagGrammar()) -> Turn:
     answers = elements.contents.get(grammar.answer, [])
     thought = thoughts[0] if len(thoughts) == 1 else None
 
-    # The first rule that is broken.
-    problem = elements.problem
-    if not problem:
-        if grammar.observation in elements.contents:
-            problem = "observation tag"
-        elif any(len(contents) > 1 for contents in elements.contents.values()):
-            problem = "repeated tag"
-        elif requests and answers:
-            problem = "answer and request"
-        elif not requests and not answers:
-            problem = "no tag"
-        elif requests == [""]:
-            problem = "empty request"
+    problem = _find_problem(elements, grammar)
     if problem:
         return Turn(text, "malformed", False, thought=thought, problem=problem)
 
@@ -254,6 +242,23 @@ def parse_turn(text: str, grammar: TagGrammar = TagGrammar()) -> Turn:
     if requests:
         return Turn(text, "act", well_formed, thought=thought, request=content)
     return Turn(text, "answer", well_formed, thought=thought, answer=content)
+
+
+def _find_problem(elements: _TurnElements, grammar: TagGrammar) -> str:
+    """Return the first rule that a turn breaks, or `""`."""
+    if elements.problem:
+        return elements.problem
+    if grammar.observation in elements.contents:
+        return "observation tag"
+    if any(len(contents) > 1 for contents in elements.contents.values()):
+        return "repeated tag"
+    requests = elements.contents.get(grammar.act, [])
+    answers = elements.contents.get(grammar.answer, [])
+    if requests and answers:
+        return "answer and request"
+    if not requests and not answers:
+        return "no tag"
+    return "empty request" if requests == [""] else ""
 
 
 @dataclass

@@ -176,7 +176,7 @@ class Sandbox:
         """
         options = self._option_by_path()
         arguments: list[str] = []
-        hidden_folders = []
+        hidden_paths: list[str] = []
 
         # From the top down, so that a deeper mount covers the one above it.
         for path in sorted(options, key=lambda path: (path.count("/"), path)):
@@ -187,18 +187,10 @@ class Sandbox:
             if option == "--bind":
                 arguments += ["--perms", "0755", "--dir", path, "--bind", str(self.tmp), path]
             elif option == "--ro-bind" and not is_visible:
-                arguments += _make_parents(path)
-                # /bin and /lib are links into /usr on merged systems, and stay links.
-                if path in SYSTEM_PATHS and os.path.islink(path):
-                    arguments += ["--symlink", os.readlink(path), path]
-                else:
-                    arguments += ["--ro-bind", path, path]
-            elif option == "--tmpfs" and is_visible and os.path.isdir(path):
-                arguments += ["--perms", "0755", "--size", "65536", "--tmpfs", path]
-                hidden_folders.append(path)
-            # A file is hidden by /dev/null: a tmpfs covers only folders.
+                arguments += _show(path)
             elif option == "--tmpfs" and is_visible:
-                arguments += ["--ro-bind", os.devnull, path]
+                arguments += _hide(path)
+                hidden_paths.append(path)
 
         # Put the sandbox's name server in the place of the system's.
         settings = os.path.realpath("/etc/resolv.conf")
@@ -210,7 +202,7 @@ class Sandbox:
             arguments += ["--ro-bind", str(self.name_server), settings]
 
         # Hidden folders become read-only last: paths shown within them are mounted by now.
-        for path in hidden_folders:
+        for path in filter(os.path.isdir, hidden_paths):
             arguments += ["--remount-ro", path]
         return [*arguments, "--perms", "0755", "--dir", "/run"]
 
@@ -365,6 +357,22 @@ def _installation_around(folder: str) -> Iterator[str]:
 def _deepest_above(path: str, paths: Collection[str]) -> str | None:
     """Return the deepest of some paths that a path lies in."""
     return next((str(parent) for parent in Path(path).parents if str(parent) in paths), None)
+
+
+def _show(path: str) -> list[str]:
+    """Return options that show a path, read-only."""
+    arguments = _make_parents(path)
+    # /bin and /lib are links into /usr on merged systems, and stay links.
+    if path in SYSTEM_PATHS and os.path.islink(path):
+        return [*arguments, "--symlink", os.readlink(path), path]
+    return [*arguments, "--ro-bind", path, path]
+
+
+def _hide(path: str) -> list[str]:
+    """Return options that hide a path. A tmpfs covers only folders, so /dev/null covers a file."""
+    if os.path.isdir(path):
+        return ["--perms", "0755", "--size", "65536", "--tmpfs", path]
+    return ["--ro-bind", os.devnull, path]
 
 
 def _make_parents(path: str) -> list[str]:

@@ -151,15 +151,10 @@ def tidy(folder: Path) -> bool:
     for entry in walk(folder):
         with contextlib.suppress(FileNotFoundError):
             mode = entry.stat(follow_symlinks=False).st_mode
-            if stat.S_ISDIR(mode):
-                if is_too_deep(entry.path, folder):
-                    _take_away(Path(entry.path), folder)
-                    is_complete = False
-            elif stat.S_ISLNK(mode):
-                if not _stays_in(entry.path, top):
-                    os.unlink(entry.path)
-            # A pipe, a socket or a device.
-            elif not stat.S_ISREG(mode):
+            if stat.S_ISDIR(mode) and is_too_deep(entry.path, folder):
+                _take_away(Path(entry.path), folder)
+                is_complete = False
+            elif _is_trap(entry.path, mode, top):
                 os.unlink(entry.path)
     return is_complete
 
@@ -172,6 +167,13 @@ def make_folder(path: Path) -> None:
         path.unlink(missing_ok=True)
         path.mkdir()
     path.chmod(0o700)
+
+
+def _is_trap(path: str, mode: int, top: Path) -> bool:
+    """Return whether a path is a link that leads out of `top`, or a pipe, a socket or a device."""
+    if stat.S_ISLNK(mode):
+        return not _stays_in(path, top)
+    return not stat.S_ISDIR(mode) and not stat.S_ISREG(mode)
 
 
 def _stays_in(link: str, top: Path) -> bool:
@@ -254,16 +256,20 @@ def fill_folder(folder: Path, files: Any, source: str | None) -> None:
         [`ServerFailed`]: They cannot be written, or the row does not say what they are.
     """
     try:
-        # Texts are written one by one; a path is checked, then copied or cloned.
         if isinstance(files, Mapping):
-            for name, text in files.items():
-                if text is not None:  # a table has every row's names in each row
-                    content = text if isinstance(text, bytes) else str(text).encode()
-                    _path_in(folder, str(name)).write_bytes(content)
+            _write_texts(folder, files)
         elif files is not None:
             _copy_files(folder, _path_in_source(files, source))
     except (OSError, ValueError) as error:  # no room, or a name with a zero byte
         raise ServerFailed(f"the row's files cannot be written: {error}") from error
+
+
+def _write_texts(folder: Path, files: Mapping[Any, Any]) -> None:
+    for name, text in files.items():
+        if text is None:  # a table has every row's names in each row
+            continue
+        content = text if isinstance(text, bytes) else str(text).encode()
+        _path_in(folder, str(name)).write_bytes(content)
 
 
 def source_path(files: Any, source: str | None) -> Path | None:

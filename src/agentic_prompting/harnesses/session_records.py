@@ -206,19 +206,18 @@ def _read_turn(parts: Sequence[Any]) -> ChatMessage:
         # Google's parts have the call below a key; in other dialects the part is the call.
         call = as_dict(part.get("functionCall") or part)
         if "name" in call:
-            # Each dialect has its own name for the arguments.
-            arguments = None
-            for field in _ARGUMENT_FIELDS:
-                if field in call:
-                    arguments = call[field]
-                    break
-            # A custom tool takes a text: it is compared as an object with the field `input`.
-            if call.get("type") == "custom_tool_call":
-                arguments = {"input": arguments}
-            tool_calls.append(ToolCall("", str(call["name"]), arguments_text(arguments)))
+            tool_calls.append(ToolCall("", str(call["name"]), arguments_text(_arguments_of(call))))
         elif not part.get("thought") and part.get("type") not in ("thinking", "reasoning"):
             text += str(part.get("text") or "")
     return ChatMessage("assistant", text, tool_calls=tuple(tool_calls))
+
+
+def _arguments_of(call: dict[str, Any]) -> Any:
+    """Return a call's arguments, for which each dialect has its own name."""
+    fields = [field for field in _ARGUMENT_FIELDS if field in call]
+    arguments = call[fields[0]] if fields else None
+    # A custom tool takes a text: it is compared as an object with the field `input`.
+    return {"input": arguments} if call.get("type") == "custom_tool_call" else arguments
 
 
 def compare_turns(calls: Sequence[Call], recorded_turns: Sequence[ChatMessage]) -> list[str]:

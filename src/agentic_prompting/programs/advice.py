@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -173,35 +173,42 @@ def find_changed_message(calls: Sequence[Call]) -> str:
 
         # Look for an earlier conversation that it repeats, from the latest one back.
         for earlier_index in reversed(range(index)):
-            earlier_call = calls[earlier_index]
             expected_keys = histories[earlier_index]
             # A conversation that repeats the earlier one with its reply is longer.
             if len(call.request.messages) <= len(expected_keys):
                 continue
-
-            # Compare the histories.
-            changed_positions = []
-            for position, (expected_key, key) in enumerate(
-                zip(expected_keys, histories[index], strict=False)
-            ):
-                if expected_key != key:
-                    changed_positions.append(position)
-            if not changed_positions:
-                # The fingerprint of a conversation includes its tools.
-                if tools_key(earlier_call.request.tools) != tools_key(call.request.tools):
-                    return "the tools are not those of the previous call"
-                continue
+            pairs = zip(expected_keys, histories[index], strict=False)
+            changed_positions = [
+                position
+                for position, (expected_key, key) in enumerate(pairs)
+                if expected_key != key
+            ]
             # If most messages differ, it is another conversation.
             if 2 * len(changed_positions) > len(expected_keys):
                 continue
-
-            # A reply of another branch is no change.
-            position = changed_positions[0]
-            message = call.request.messages[position]
-            if message.role != "assistant" or normalize_text(message.text) not in reply_texts:
-                expected_message = _history(earlier_call)[position]
-                return f"message {position + 1} was {_describe(expected_message)} and is {_describe(message)}"
+            change = _find_change(calls[earlier_index], call, changed_positions, reply_texts)
+            if change:
+                return change
     return ""
+
+
+def _find_change(
+    earlier_call: Call, call: Call, changed_positions: Sequence[int], reply_texts: Collection[str]
+) -> str:
+    """Describe what a call changes in the conversation of an earlier one; empty if nothing."""
+    if not changed_positions:
+        # The fingerprint of a conversation includes its tools.
+        if tools_key(earlier_call.request.tools) != tools_key(call.request.tools):
+            return "the tools are not those of the previous call"
+        return ""
+
+    # A reply of another branch is no change.
+    position = changed_positions[0]
+    message = call.request.messages[position]
+    if message.role == "assistant" and normalize_text(message.text) in reply_texts:
+        return ""
+    expected_message = _history(earlier_call)[position]
+    return f"message {position + 1} was {_describe(expected_message)} and is {_describe(message)}"
 
 
 def _history(call: Call) -> tuple[ChatMessage, ...]:

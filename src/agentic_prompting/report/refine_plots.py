@@ -53,17 +53,15 @@ def accuracy_table(accuracy: Mapping[str, Mapping[str, Mapping[str, Estimate]]])
     lines = [f"| data set | method | {' | '.join(models)} |", "|---" * (2 + len(models)) + "|"]
     for name, methods in accuracy.items():
         for method, row in methods.items():
-            # A dash where a method was not run with the model.
-            cells = []
-            for model in models:
-                estimate = row.get(model)
-                if estimate is None:
-                    cells.append("–")
-                else:
-                    interval = f"[{estimate.low:.3f}, {estimate.high:.3f}]"
-                    cells.append(f"{estimate.mean:.3f} {interval}")
+            cells = [_format_cell(row.get(model)) for model in models]
             lines.append(f"| {name} | {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _format_cell(estimate: Estimate | None) -> str:
+    if estimate is None:  # the method was not run with the model
+        return "–"
+    return f"{estimate.mean:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
 def iterations_of(results: Sequence[RefinementResult]) -> Estimate:

@@ -124,25 +124,10 @@ def rescore(
     if not records:
         raise ValueError(f"{run} holds no rollouts: name the folder of a training run")
 
-    # Score all rollouts of a step together, because a function may compare those of a group.
     spec = _load_spec(run)
     rollouts = _restore_rollouts(records, spec, rows)
-    steps: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    for index in _indices_by_group(records):
-        record = records[index]
-        if record["status"] != "failed":
-            step = (record.get("run", 0), record.get("mode", "train"), record["step"])
-            steps[step].append(index)
-    names = _names_of(functions)
-    new_rewards: list[dict[str, float | None]] = [dict.fromkeys(names) for _ in records]
-    with show_progress(len(steps), "steps rescored") as bar:
-        for indices in steps.values():
-            columns = _columns_of([rollouts[index] for index in indices], spec)
-            for function, function_name in zip(functions, names, strict=True):
-                values = _call(function, columns, len(indices))
-                for index, value in zip(indices, values, strict=True):
-                    new_rewards[index][function_name] = value
-            bar.update()
+    named_functions = dict(zip(_names_of(functions), functions, strict=True))
+    new_rewards = _compute_rewards(records, rollouts, named_functions, spec)
 
     # One record for each rollout, and the means of each mode.
     rescored = [
@@ -158,12 +143,39 @@ def rescore(
         ]
         if pairs:
             changes.append(_compare(mode, pairs))
-    file_name = re.sub(r"[^\w.-]+", "-", name or "-".join(names)).strip("-.") or "rewards"
+    file_name = re.sub(r"[^\w.-]+", "-", name or "-".join(named_functions)).strip("-.") or "rewards"
     path = run / FOLDER / f"{file_name}.jsonl"
     path.parent.mkdir(exist_ok=True)
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in rescored]
     atomic_write(path, "".join(lines))
     return Rescoring(changes=changes, records=rescored, path=path)
+
+
+def _compute_rewards(
+    records: Sequence[Record],
+    rollouts: Sequence[Rollout],
+    functions: Mapping[str, Reward],
+    spec: AgentSpec | None,
+) -> list[dict[str, float | None]]:
+    """Return the reward of each rollout by the name of the function; `None` where it failed."""
+    # Score all rollouts of a step together, because a function may compare those of a group.
+    steps: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for index in _indices_by_group(records):
+        record = records[index]
+        if record["status"] != "failed":
+            step = (record.get("run", 0), record.get("mode", "train"), record["step"])
+            steps[step].append(index)
+
+    rewards: list[dict[str, float | None]] = [dict.fromkeys(functions) for _ in records]
+    with show_progress(len(steps), "steps rescored") as bar:
+        for indices in steps.values():
+            columns = _columns_of([rollouts[index] for index in indices], spec)
+            for name, function in functions.items():
+                values = _call(function, columns, len(indices))
+                for index, value in zip(indices, values, strict=True):
+                    rewards[index][name] = value
+            bar.update()
+    return rewards
 
 
 def _load_spec(run: Path) -> AgentSpec | None:

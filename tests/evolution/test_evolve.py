@@ -630,6 +630,89 @@ def test_scores_on_fewer_held_out_rows_are_new(tmp_path):
     assert {score["n"] for score in scores} == {2}
 
 
+def test_other_held_out_rows_are_measured_anew(tmp_path, caplog):
+    """As many rows as before, of which one has another answer: only their digest tells."""
+    path = tmp_path / "state.json"
+    config = EvolveConfig(**{**vars(SETTINGS), "steps": 2})
+    first = run(config=config, checkpoint=path, eval_rows=HELD_OUT)
+    others = [{**row, "answers": ["nobody knows"]} for row in HELD_OUT]
+    again = run(config=config, checkpoint=path, eval_rows=others)
+    assert "held-out rows" in caplog.text
+    assert "training rows" not in caplog.text
+    assert first.population.members[first.best.id].held_out["mean"] > 0
+    scores = [member.held_out for member in again.population.members if member.held_out]
+    assert {score["mean"] for score in scores} == {0}
+    # They are now those of the saved run, in whatever order.
+    caplog.clear()
+    idle = Policy()
+    run(idle, config, checkpoint=path, eval_rows=others[::-1])
+    assert idle.calls == 0
+    assert "held-out rows" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda rows: [*rows[:-1], {**rows[-1], "answers": ["another"]}],
+        lambda rows: [*rows, {"question": "Which city is number 9?", "answers": ["city 9"]}],
+    ],
+)
+def test_a_run_resumes_with_its_training_rows(tmp_path, changed):
+    path = tmp_path / "state.json"
+    resume = lambda rows, config: evolve(  # noqa: E731
+        policy, ScriptedChat(reflect), rows, exact_match_reward, ROOT, config, checkpoint=path
+    )
+    policy = Policy()
+    resume(ROWS, EvolveConfig(**{**vars(SETTINGS), "steps": 2}))
+    calls = policy.calls
+    with pytest.raises(ValueError, match=r"state\.json cannot be resumed: the training rows"):
+        resume(changed(ROWS), SETTINGS)
+    assert policy.calls == calls
+    assert len(resume(ROWS[::-1], SETTINGS).steps) == SETTINGS.steps
+
+
+@pytest.mark.parametrize("name", ["policy", "reward", "grammar"])
+def test_a_run_resumes_with_its_scoring(tmp_path, name):
+    """Otherwise held-out scores of one policy, reward or grammar stand beside those of another."""
+
+    class Named(Policy):
+        model = "small"
+
+    class Other(Policy):
+        model = "large"
+
+    def half_reward(completions, **columns):
+        return [0.5] * len(completions)
+
+    path = tmp_path / "state.json"
+    config = EvolveConfig(**{**vars(SETTINGS), "steps": 1})
+    arguments = {
+        "policy": Named(),
+        "reference": ScriptedChat(reflect),
+        "rows": ROWS,
+        "reward": exact_match_reward,
+        "prompt": ROOT,
+        "config": config,
+    }
+    evolve(**arguments, checkpoint=path)
+    other = {
+        "policy": {"policy": Other()},
+        "reward": {"reward": half_reward},
+        "grammar": {"config": EvolveConfig(**{**vars(config), "grammar": "free"})},
+    }
+    with pytest.raises(ValueError, match=f"cannot be resumed: the {name} of the saved run"):
+        evolve(**{**arguments, **other[name]}, checkpoint=path)
+
+
+def test_a_state_without_inputs_resumes(tmp_path):
+    path = tmp_path / "state.json"
+    run(config=EvolveConfig(**{**vars(SETTINGS), "steps": 2}), checkpoint=path)
+    state = json.loads(path.read_text())
+    del state["inputs"]
+    path.write_text(json.dumps(state))
+    assert run(checkpoint=path).steps == run().steps
+
+
 def test_feedback_of_the_reward_is_read_by_the_reference():
     """A pair of a number and a text: the number is the reward, the text stands with the attempt."""
     requests = []

@@ -31,7 +31,7 @@ from ..llm import (
     spans,
 )
 from ..llm.loop import in_parallel
-from ..records import atomic_write, only_writer
+from ..records import atomic_write, digest, only_writer
 from ..rewards.answer_checks import check_answers_of_rows
 from ..rewards.reward_columns import check_columns
 from ..rollout import AgentSpec, Grammar
@@ -179,8 +179,8 @@ def evolve(
         config ([`EvolveConfig`], *optional*): The settings.
         on_step (`Callable[[StepLog], None]`, *optional*): Called after each step.
         checkpoint (`str` or `Path`, *optional*): File for the state after each step. If it exists,
-            the run is resumed from it. The journal of all children is written beside it, see
-            [`journal_beside`].
+            the run is resumed from it, with the same training rows, policy, reward and grammar.
+            The journal of all children is written beside it, see [`journal_beside`].
         budget ([`Budget`], *optional*): The common budget of the roles: `policy`, `reference` and,
             if the reward is a language model with a `charge_to`, `judge`. A warning is logged
             before the first call if it does not pay for two steps ([`LeastBudget`]).
@@ -196,8 +196,9 @@ def evolve(
 
     Raises:
         `TypeError`: An argument, or the value of the reward function, has a wrong type.
-        `ValueError`: There are fewer rows than `problems_per_step`, the checkpoint is another run's
-            or damaged, or another process is writing it.
+        `ValueError`: There are fewer rows than `problems_per_step`, the checkpoint is damaged or
+            that of another run (another first prompt, other training rows, ...), or another process
+            is writing it.
         `RuntimeError`: Called on the thread of the background event loop, which would wait for
             itself.
 
@@ -251,8 +252,13 @@ def evolve(
 
 
 def _resume(evolution: Evolution, path: Path) -> None:
-    load_state(path, evolution.load_state_dict)
-    _check_held_out_rows(evolution, path)
+    def load(state: dict[str, Any]) -> None:
+        evolution.load_state_dict(state)
+        _check_held_out_rows(evolution, path)
+        # Files of older versions do not say what their run was given.
+        _check_inputs(evolution, state.get("inputs", {}))
+
+    load_state(path, load)
     finished_steps = len(evolution.logs)
     steps = evolution.config.steps
     if finished_steps < steps:
@@ -285,15 +291,62 @@ def _check_held_out_rows(evolution: Evolution, path: Path) -> None:
     overlap = learned & {shorten(question_of(row), MAX_CHARS) for row in eval_rows}
     if overlap:
         raise ValueError(
-            f"{path} cannot be resumed: its run has learned from {len(overlap)} of the rows that "
-            f"are held out now, such as {min(overlap)[:80]!r}: hold out the same rows as before, or "
-            "use another checkpoint file for another run"
+            f"its run has learned from {len(overlap)} of the rows that are held out now, such as "
+            f"{min(overlap)[:80]!r}: hold out the same rows as before, or use another checkpoint "
+            "file for another run"
         )
 
-    # A score over another number of rows cannot be compared with new ones: measure it anew.
+
+def _check_inputs(evolution: Evolution, saved_inputs: Mapping[str, Any]) -> None:
+    """Compare what a resumed run is given with what its saved part was given.
+
+    The ratings hold for its training rows, policy, reward and grammar only. The held-out rows may
+    change, because nothing is learned from them: scores on other ones are discarded, and measured
+    anew at the end.
+
+    Args:
+        evolution ([`Evolution`]): The resumed run, with the saved state.
+        saved_inputs (`Mapping[str, Any]`): The `inputs` of the saved state; an input that is
+            missing or `None` is not compared.
+
+    Raises:
+        `ValueError`: Another input than the held-out rows has changed.
+    """
+    inputs = evolution.inputs
+    other_run = "or use another checkpoint file for another run"
+    saved_rows = saved_inputs.get("rows")
+    if saved_rows is not None and saved_rows != inputs["rows"]:
+        raise ValueError(
+            "the training rows are not those of the saved run, by question or accepted answers "
+            f"({saved_rows['n']} then, {inputs['rows']['n']} now): pass the same rows, and hold "
+            f"out the same share, {other_run}"
+        )
+    for name in ("policy", "reward", "grammar"):
+        saved_name = saved_inputs.get(name)
+        if None not in (saved_name, inputs[name]) and saved_name != inputs[name]:
+            raise ValueError(
+                f"the {name} of the saved run was {saved_name!r}, not {inputs[name]!r}: pass the "
+                f"same one, {other_run}"
+            )
+
+    # Scores on other held-out rows cannot be compared with new ones.
+    if not evolution.eval_rows:
+        return
+    saved_eval_rows = saved_inputs.get("eval_rows")
+    is_changed = saved_eval_rows is not None and saved_eval_rows != inputs["eval_rows"]
+    discarded = 0
     for member in evolution.population.members:
-        if member.held_out is not None and member.held_out["n"] != len(eval_rows):
+        if member.held_out is not None and (
+            is_changed or member.held_out["n"] != len(evolution.eval_rows)
+        ):
             member.held_out = None
+            discarded += 1
+    if discarded:
+        logger.warning(
+            "the held-out rows are not those of the saved run: its scores on them (of %d prompts) "
+            "are discarded, and the first and the best prompt are measured anew",
+            discarded,
+        )
 
 
 def _run_steps(
@@ -402,6 +455,17 @@ class Evolution:
         self.is_reflection_only = config.mode == "reflection"
         self.generation = Generation.start(prompt, config, config.seed, self.is_reflection_only)
         self.population = self.generation.population
+
+        # Saved with the state, and compared when the run is resumed.
+        policy_name = getattr(policy, "model", None)
+        self.inputs: dict[str, Any] = {
+            "rows": _summarize_rows(self.rows),
+            "eval_rows": _summarize_rows(self.eval_rows),
+            # A local model has no name: its `model` is the network.
+            "policy": policy_name if isinstance(policy_name, str) else None,
+            "reward": getattr(reward, "__name__", type(reward).__name__),
+            "grammar": type(self.grammar).__name__,
+        }
 
         self.logs: list[StepLog] = []
         self.attempts: list[dict[str, Any]] = []  # journal lines of the latest step
@@ -640,6 +704,7 @@ class Evolution:
             **self.generation.state_dict(),
             "steps": [asdict(log) for log in self.logs],
             "usage": {name: asdict(usage) for name, usage in self.usage.items()},
+            "inputs": self.inputs,
         }
 
     def save(self, path: str | Path) -> None:
@@ -669,6 +734,12 @@ class Evolution:
         self.generation.load_state_dict(state)
         self.logs = [StepLog(**log) for log in state["steps"]]
         self.usage = {name: Usage(**usage) for name, usage in state["usage"].items()}
+
+
+def _summarize_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the number of rows and a digest of their questions and accepted answers, in any order."""
+    contents = sorted((question_of(row), truth_of(row)) for row in rows)
+    return {"n": len(rows), "digest": digest(contents)}
 
 
 def _check_types(policy: object, reference: object, reward: object, config: object) -> None:

@@ -82,8 +82,16 @@ def key(*path: str | int) -> Callable[[Mapping[str, Any]], Any]:
     return find
 
 
+def float32_loss_difference(printed: Mapping[str, Any]) -> float:
+    """The largest difference of the losses in float32; bfloat16 rounds them at 1e-5 already."""
+    updates = [update for update in printed["updates"] if update["precision"] == "float32"]
+    return max(update["loss_difference"] for update in updates)
+
+
 FORCED = "a GPU's branch (forced on a CPU)"
 ENGINE = "engine.py --model smollm2"
+SAME_PRODUCTS = "`generate` spends its time in the same matrix products"
+REST = "the model's other operations, attention and Python; the shares are below"
 PASSES = ("drafting", "speedup_passes")  # plain / drafted
 
 FIGURES = [
@@ -253,11 +261,15 @@ FIGURES = [
     ),
     Figure("program.py", "programs: tokens of all sequences / of one", key("fork_ratio"), "<= 1"),
     Figure("program.py", "OpenAIChat: processor time of a call, ms", key("chat_ms"), "<= 0.8"),
-    Figure(ENGINE, "engine / `generate`, 1 row", key("ratio_1"), ">= 0.95"),
-    Figure(ENGINE, "engine / `generate`, 8 rows", key("ratio_8"), ">= 1.1"),
-    Figure(ENGINE, "engine / `generate`, 32 rows", key("ratio_32"), ">= 1.1"),
-    Figure(ENGINE, "matrix products / step, 32 rows, bf16", key("of_limit_bfloat16"), ">= 0.65"),
-    Figure(ENGINE, "matrix products / step, 32 rows, fp32", key("of_limit_float32"), ">= 0.65"),
+    Figure(ENGINE, "engine / `generate`, 1 row", key("ratio_1"), ">= 0.95", SAME_PRODUCTS),
+    Figure(ENGINE, "engine / `generate`, 8 rows", key("ratio_8"), ">= 1.1", SAME_PRODUCTS),
+    Figure(ENGINE, "engine / `generate`, 32 rows", key("ratio_32"), ">= 1.1", SAME_PRODUCTS),
+    Figure(
+        ENGINE, "matrix products / step, 32 rows, bf16", key("of_limit_bfloat16"), ">= 0.65", REST
+    ),
+    Figure(
+        ENGINE, "matrix products / step, 32 rows, fp32", key("of_limit_float32"), ">= 0.65", REST
+    ),
     Figure(
         "program.py --model smollm2",
         "programs: step of a program / of the native loop",
@@ -278,8 +290,8 @@ FIGURES = [
     ),
     Figure(
         "training_step.py --model smollm2",
-        "the same: difference of the losses",
-        key("loss_difference"),
+        "the same in float32: difference of the losses",
+        float32_loss_difference,
         "<= 1e-6",
     ),
     Figure("growth.py", "cost of a rollout: many / 64", key("growth_rollouts"), "<= 1.25"),

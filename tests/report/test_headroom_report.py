@@ -7,10 +7,12 @@ import pytest
 
 from agentic_prompting.cli import main
 from agentic_prompting.evaluation.headroom_file import HEADROOM_FILE, HeadroomFigures
+from agentic_prompting.evolution import EvolveConfig
 from agentic_prompting.report import plot_headroom, write_report
 from agentic_prompting.report.headroom_rows import headroom_rows
 from agentic_prompting.report.run_summary import RunSummary
 from support.browser import record, write_run
+from support.evolving import ROWS, SETTINGS, run
 from support.pages import block
 
 RNG = random.Random(0)
@@ -72,6 +74,23 @@ def test_held_out_scores_take_precedence(measured):
     rows = headroom_rows(RunSummary.read(measured))
     assert rows[0].result == "0.200 [0.100, 0.300], before"
     assert rows[3].result == "0.900 [0.800, 0.950], after"
+
+
+def test_the_gain_of_an_evolution_is_held_out(tmp_path):
+    """The mean over the prompts of a step would say less than the best one gained."""
+    gain = {**INTERVAL, "mean": 0.5}
+    prompts = {"gain": gain, "verdict": "worth it", "sentence": "worth it", "scores": []}
+    measured = {"delta": 0.1, "calls": {"prompts": 9}, "cost_usd": 0, "prompts": prompts}
+    (tmp_path / HEADROOM_FILE).write_text(json.dumps(measured))
+    result = run(
+        config=EvolveConfig(**{**vars(SETTINGS), "steps": 3}),
+        checkpoint=tmp_path / "state.json",
+        eval_rows=ROWS,
+    )
+    first, best = result.population.members[0], result.population.members[result.best.id]
+    (row, _) = headroom_rows(RunSummary.read(tmp_path))
+    expected = f"{best.held_out['mean'] - first.held_out['mean']:+.3f}"
+    assert row.result.startswith(expected) and "held-out rows" in row.result
 
 
 def test_the_page_has_a_section_of_it(measured):

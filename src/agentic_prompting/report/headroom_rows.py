@@ -78,8 +78,17 @@ def _gradient_share(run: RunSummary) -> str:
 
 
 def _evolution_gain(run: RunSummary) -> str:
-    """The last reward of an evolution minus the first, held out if that was measured."""
+    """The held-out reward of an evolution's best prompt minus that of its first one, if both were
+    measured on the same number of rows; else the last reward of its steps minus the first."""
     history = run.history.get("evolution") or []
+    nodes = run.lineage.nodes if history and run.lineage is not None else []
+    best = next((node for node in nodes if node.best), None)
+    if best is not None:
+        before = nodes[0].member.held_out
+        after = best.member.held_out
+        if before is not None and after is not None and before["n"] == after["n"]:
+            gain = after["mean"] - before["mean"]
+            return f"{gain:+.3f} from the first to the best prompt, on {after['n']} held-out rows"
     for key, where in (
         ("evolution/held_out", "held out"),
         ("evolution/reward", "on the rows of the steps"),

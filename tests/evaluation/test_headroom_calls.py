@@ -144,6 +144,13 @@ def test_a_reference_that_writes_nothing(reply, start):
     assert "Stopped early" in measured.report()
 
 
+def test_a_recorded_reply_without_prompts_is_named():
+    """The same command would read it again."""
+    reference = ScriptedChat([Reply("no prompt", cached=True)])
+    measured = headroom(ROWS, policy=chat_of({}), prompts=["Mine."], reference=reference)
+    assert "recorded" in measured.stopped and "seed" in measured.stopped
+
+
 def test_the_report_says_that_nothing_was_compared():
     alone = headroom(ROWS, policy=chat_of({}), prompts=["Mine."])
     assert "--reference-model" in alone.report()

@@ -160,9 +160,11 @@ class PromptPart:
         self.texts += new_texts[: self.prompts_to_write]
         # The empty prompt alone is no challenger: a verdict on it would say nothing of others.
         if not any(self.texts[1:]):
+            # The same command would read a recorded reply again.
+            advice = "; the reply was recorded earlier: another seed or replay cache asks anew"
             raise MeasurementStopped(
                 "the reference LLM wrote no prompt between <prompt> and </prompt>: "
-                f"{reply.error or reply.text[:200]!r}"
+                f"{reply.error or reply.text[:200]!r}{advice if reply.cached else ''}"
             )
 
     async def _score_prompts(

@@ -157,6 +157,27 @@ def test_a_reward_that_fails_is_one_line_with_its_name(
     assert (status, err.count("\n")) == (2, 1) and message in err
 
 
+def test_an_evolved_prompt_is_no_agent(run, own, models, tmp_path):
+    """The folder has no weights: the error says what its prompt is for."""
+    status, _, err = run("evolve", *own, *models.options, "--grammar", "free", "--json")
+    assert status in (0, 3), err
+    status, _, err = run("serve", tmp_path / "out", "--sandbox")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "system_prompt.txt" in err
+    status, out, _ = run("doctor", "--run", tmp_path / "out")
+    assert status == 1 and "system_prompt.txt" in out
+
+
+def test_a_stopped_run_says_what_was_not_measured(run, own, models, tmp_path):
+    lines = "".join(f"Which colour has flag {i}?,blue\n" for i in range(10))
+    (tmp_path / "mine.csv").write_text("request,reply\n" + lines)
+    options = ["--grammar", "free", "--held-out", 0.4, "--budget-tokens"]
+    status, out, _ = run("evolve", *own, *models.options, *options, 700)
+    assert status == 1
+    assert "step 0" in out
+    assert "held out: not measured" in out
+
+
 def test_a_share_of_the_rows_is_held_out(run, tmp_path, own, models):
     """The first and the best prompt are tried on it, and nothing is learned from it."""
     lines = "".join(f"Which colour has flag {i}?,blue\n" for i in range(10))

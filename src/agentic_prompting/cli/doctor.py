@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .extras import PACKAGE, find_missing_extras, version_of
-from .hub import check_model, find_model
+from .hub import USE_OF_EVOLVED_PROMPT, check_model, find_model, holds_evolved_prompt
 from .option_parser import OptionParser
 from .options import JSON_HELP, MissingOption, option
 from .plan import PlanOptions, plan_run
@@ -568,6 +568,11 @@ def run(run: RunConfiguration) -> Iterator[Finding]:
         yield warning(
             f"{folder} holds checkpoints but no trained agent: its training has not finished",
             f"the command of that run with --resume_from_checkpoint {checkpoints[-1]}",
+        )
+    elif holds_evolved_prompt(folder):
+        yield problem(
+            f"{folder} holds no model but a prompt of `evolve`: nothing to ask or serve",
+            USE_OF_EVOLVED_PROMPT,
         )
     else:
         yield problem(

@@ -105,6 +105,8 @@ def evolve(arguments: Sequence[str]) -> int:
         held_out = _describe_held_out(result)
         if held_out:
             print_text(held_out)
+        elif result.stopped and (options.held_out or options.eval_task):
+            print_text("held out: not measured, because the run stopped early")
         for name, usage in result.usage.items():
             print_text(f"{name}: {_describe_usage(usage)}")
         print_text(f"written to {folder}: system_prompt.txt, state.json")
@@ -159,8 +161,10 @@ def _headroom_options(options: EvolveOptions) -> str:
         "--policy-model": options.policy_model,
         "--output-dir": options.output_dir,
         "--policy-base-url": options.policy_base_url,
+        "--policy-client": options.policy_client,
         "--reference-model": options.reference_model,
         "--reference-base-url": options.reference_base_url,
+        "--reference-client": options.reference_client,
         "--dataset": options.dataset,
         "--task": None if options.dataset else options.task,
         "--columns": options.columns,
@@ -179,6 +183,9 @@ def _describe_usage(usage: Usage) -> str:
     text = f"{usage.prompt_tokens:,} tokens read, {usage.completion_tokens:,} written"
     if usage.estimated_tokens:
         text += f" ({usage.estimated_tokens:,} of them estimated)"
+    # Tokens that cost nothing have no known price, or the price 0.
+    if usage.tokens and not usage.cost_usd:
+        return f"{text}, $0 or no price known"
     return f"{text}, ${usage.cost_usd:.4f}"
 
 

@@ -11,6 +11,9 @@ from ..records import only_a_folder
 
 _TIMEOUT = 5  # seconds
 _MODEL_FILES = ("config.json", "adapter_config.json")
+USE_OF_EVOLVED_PROMPT = (
+    "send its system_prompt.txt as the system message to the model that it was evolved for"
+)
 SMALL_MODEL = "smollm2"
 """The word that stands for SmolLM2-135M-Instruct out of its package, wherever a command takes a model."""
 
@@ -31,6 +34,11 @@ def find_model(name: str) -> str:
         raise ValueError(str(error)) from None
 
 
+def holds_evolved_prompt(folder: Path) -> bool:
+    """Whether `evolve` has written its best prompt into a folder."""
+    return (folder / "state.json").exists() and (folder / "system_prompt.txt").exists()
+
+
 def check_agent(run: str | Path) -> None:
     """Raise `ValueError` for a folder that does not exist or holds no model. A hub id (`user/name`) passes."""
     # A local folder has to hold a model; a hub id is looked up below.
@@ -41,9 +49,10 @@ def check_agent(run: str | Path) -> None:
             f"{run} does not exist; `agentic-prompting demo --output-dir {run}` trains an agent there"
         )
     if folder.is_dir() and not any((folder / name).exists() for name in _MODEL_FILES):
-        raise ValueError(
-            f"{run} holds no model (no config.json); give the folder that a trainer saved"
-        )
+        problem = f"{run} holds no model (no config.json)"
+        if holds_evolved_prompt(folder):
+            raise ValueError(f"{problem}, but a prompt of `evolve`: {USE_OF_EVOLVED_PROMPT}")
+        raise ValueError(f"{problem}; give the folder that a trainer saved")
     check_model(run)
 
 

@@ -51,8 +51,9 @@ def load_part(name: str, part_type: str, shipped: Mapping[str, str] = {}) -> Any
     module_name, colon, attribute = shipped.get(name, name).rpartition(":")
     if not colon or not module_name or not attribute:
         choices = f"one of {', '.join(shipped)}, or your own as " if shipped else ""
+        suggestion = _suggest(name, shipped) or "."
         raise UnknownPart(
-            f"there is no {part_type} {name!r}{_suggest(name, shipped)}. Name {choices}module:name, such as "
+            f"there is no {part_type} {name!r}{suggestion} Name {choices}module:name, such as "
             "my_module:MyPart"
         )
     # Import the module from its file, or by its name.

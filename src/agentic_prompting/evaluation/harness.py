@@ -372,7 +372,8 @@ def _load_saved_answers(
         if row is not None and record["question"] != row["question"]:
             raise ValueError(
                 f"{path} holds answers to another sample of {key.task} (question {key.row_index} "
-                "differs): use the n and seed that it was started with, or another output folder"
+                "differs): use the n, seed and held_out that it was started with, or another output "
+                "folder"
             )
         return record.get("error") is None
 

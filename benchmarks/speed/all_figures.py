@@ -281,6 +281,7 @@ FIGURES = [
         "programs: share of rollouts like the native loop's",
         key("same_rollouts"),
         ">= 1",
+        "rounding depends on the other rows of a batch, and moves a token at the edge of its share",
     ),
     Figure(
         "training_step.py --model smollm2",

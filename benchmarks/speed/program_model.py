@@ -95,6 +95,7 @@ def train(
         learning_rate=1e-5,
         beta=0.0,
         use_cpu=True,
+        bf16=False,
         gradient_checkpointing=False,
         logging_strategy="no",
         save_strategy="no",

@@ -203,16 +203,7 @@ def refine(arguments: Sequence[str]) -> int:
     summary = summarize(results)
     accuracy = measure_accuracy(results, rows, score)
     if options.json:
-        # With `--output` the results are in the file already.
-        record: dict[str, Any] = {"summary": {**summary}}
-        for name, estimate in accuracy.items():
-            record["summary"][name] = estimate.mean
-            record["summary"][f"{name}_interval"] = [estimate.low, estimate.high]
-        if options.output is not None:
-            record["output"] = str(options.output)
-        else:
-            record["results"] = [result.to_dict() for result in results]
-        print_json(record)
+        print_json(_make_record(results, summary, accuracy, options.output))
     else:
         _print_results(results, summary, accuracy)
 
@@ -237,16 +228,21 @@ def _read_rows(options: RefineOptions) -> list[Any]:
     # Tables, and files whose columns have other names.
     if options.columns or options.input.suffix.lower() not in (".jsonl", ".json", ".txt", ""):
         return _read_table(options.input, options.columns)
-    # Each line is a text or an object.
+    return _read_lines(options.input)
+
+
+def _read_lines(file: Path) -> list[Any]:
+    """The questions of a file, each line a text or an object in JSON."""
     rows = []
     # Not `splitlines`, which also splits at characters that a JSON string may hold.
-    lines = options.input.read_text(encoding="utf-8").split("\n")
+    lines = file.read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise ValueError(f"line {number} of {options.input} is not JSON: {error}") from None
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"line {number} of {file} is not JSON: {error}") from None
     return rows
 
 
@@ -273,6 +269,22 @@ def _sandbox_rows(options: RefineOptions) -> list[Any]:
         if not score_puzzle(answer, puzzle["answers"]):
             return [puzzle]
     return [puzzles[0]]
+
+
+def _make_record(
+    results: Sequence[RefinementResult],
+    summary: Mapping[str, float],
+    accuracy: Mapping[str, Estimate],
+    output: Path | None,
+) -> dict[str, Any]:
+    """What `--json` prints: the summary, and the results if they are in no file."""
+    figures: dict[str, Any] = {**summary}
+    for name, estimate in accuracy.items():
+        figures[name] = estimate.mean
+        figures[f"{name}_interval"] = [estimate.low, estimate.high]
+    if output is not None:
+        return {"summary": figures, "output": str(output)}
+    return {"summary": figures, "results": [result.to_dict() for result in results]}
 
 
 def _print_results(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..llm import charge
+from ..llm import Budget, charge
 from ..records import only_writer
 from ..refine import START_PROMPTS, LabelVerifier, ProRefiner, RefinementResult
 from .option_parser import OptionParser
@@ -85,12 +85,7 @@ def refine_table(arguments: Sequence[str]) -> None:
             file = folder / f"{setting.replace(' ', '_')}.jsonl"
             refiner = ProRefiner(**roles, verifier=verifier)
             results[setting] = refiner.refine_all(START_PROMPTS[task], rows, output=file)
-            # A fatal error ends the run, because it cannot be waited out.
-            for result in results[setting]:
-                if result.error is not None and result.error.fatal:
-                    raise SystemExit(
-                        f"stopped: {result.error}. Spent so far: {budget}; the same command goes on"
-                    )
+            _stop_at_fatal_error(results[setting], budget)
 
     # Accuracy laid out as in the paper, then iterations, then a picture of them.
     model = options.task_model or "scripted (sandbox)"
@@ -104,6 +99,15 @@ def refine_table(arguments: Sequence[str]) -> None:
         plot_iterations({task: results}, folder / "iterations.png")
     except ImportError as error:
         print(f"no picture: {error}")
+
+
+def _stop_at_fatal_error(results: Sequence[RefinementResult], budget: Budget) -> None:
+    """End the run at an error that cannot be waited out."""
+    for result in results:
+        if result.error is not None and result.error.fatal:
+            raise SystemExit(
+                f"stopped: {result.error}. Spent so far: {budget}; the same command goes on"
+            )
 
 
 def _connect_roles(options: RefineTableOptions, stack: ExitStack) -> dict[str, Any]:

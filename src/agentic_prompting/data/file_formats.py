@@ -66,12 +66,7 @@ def read_file(file: str, columns: Collection[str], field: str | None = None) -> 
                 column_names.update(dict.fromkeys(row))
                 rows.append({name: value for name, value in row.items() if name in columns})
         except (ValueError, RecursionError, csv.Error) as error:
-            # Say where the fault is: the row, and the line of a file that has lines.
-            position = file
-            if lines.number:
-                position = f"row {len(rows)} (line {lines.number}) of {file}"
-            elif rows:
-                position = f"row {len(rows)} of {file}"
+            position = _describe_position(file, len(rows), lines.number)
             reason = _describe_error(error)
             raise ValueError(f"{position} cannot be read as {suffix}: {reason}") from None
     # A file of a header alone is a mistake, too.
@@ -83,6 +78,13 @@ def read_file(file: str, columns: Collection[str], field: str | None = None) -> 
     full_rows = [{**empty_row, **row} for row in rows]
     restore_integers(full_rows)
     return Table(rows=full_rows, column_names=list(column_names))
+
+
+def _describe_position(file: str, row_number: int, line_number: int) -> str:
+    """Say where a fault is: the row, and the line of a file that has lines."""
+    if line_number:
+        return f"row {row_number} (line {line_number}) of {file}"
+    return f"row {row_number} of {file}" if row_number else file
 
 
 class NumberedLines:

@@ -77,10 +77,10 @@ def rollout_grid(records: Entries) -> str:
     rows = []
     for row in full["settings"]:
         seconds = [row[f"{name}_s"] for name in ("limit", "ours", "lockstep", "async_loop", "trl")]
-        others = [one / row["ours_s"] for one in (row["lockstep_s"], row["async_loop_s"])]
-        ratios = [row["ours_s"] / row["limit_s"], *others]
+        ours = row["ours_s"]
+        ratios = [ours / row["limit_s"], row["lockstep_s"] / ours, row["async_loop_s"] / ours]
         cells = [str(row["n"]), row["tokens"], row["replies"]]
-        cells += ["" if one is None else f"{one:.2f} s" for one in seconds]
+        cells += ["" if value is None else f"{value:.2f} s" for value in seconds]
         rows.append([*cells, *(f"{ratio:.2f}" for ratio in ratios)])
     return markdown(titles.split(","), rows)
 
@@ -321,18 +321,20 @@ def recompute(page: str) -> tuple[str, list[str]]:
         `KeyError`: No function makes the text of a block.
     """
     texts = {}
-    for name in dict.fromkeys(found[2] for found in BLOCK.finditer(page)):
+    for name in dict.fromkeys(block[2] for block in BLOCK.finditer(page)):
         records = Records(REPOSITORY / "records" / f"{name.partition('.')[0]}.jsonl.gz").read()
-        is_known = records or name.startswith(
-            "gpu_day"
-        )  # which says of each row that it is not measured
-        texts[name] = TEXTS[name](records) if is_known else "No run of it has been recorded yet."
+        # The tables of `gpu_day` say of each row whether it was measured.
+        if records or name.startswith("gpu_day"):
+            texts[name] = TEXTS[name](records)
+        else:
+            texts[name] = "No run of it has been recorded yet."
 
-    def anew(found: re.Match[str]) -> str:
-        line = "\n" if found[3].startswith("\n") else ""
-        return f"{found[1]}{line}{texts[found[2]]}{line}{found[4]}"
+    def fill_block(block: re.Match[str]) -> str:
+        opening_mark, name, old_text, closing_mark = block.groups()
+        line_break = "\n" if old_text.startswith("\n") else ""
+        return f"{opening_mark}{line_break}{texts[name]}{line_break}{closing_mark}"
 
-    return BLOCK.sub(anew, page), list(texts)
+    return BLOCK.sub(fill_block, page), list(texts)
 
 
 def unmarked(page: str) -> list[str]:
@@ -344,35 +346,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Recompute the pages' figures from records/.")
     parser.add_argument("--write", action="store_true", help="put them into the pages")
     options = parser.parse_args()
-    wrong = 0
+    problems = 0
     by_hand = []
     for path in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))):
-        page = path.read_text(encoding="utf-8")
-        place = path.relative_to(REPOSITORY)
-        anew, names = recompute(page)
-        if options.write and anew != page:
-            path.write_text(anew, encoding="utf-8")
-        made = {found[2]: found for found in BLOCK.finditer(anew)}
+        old_page = path.read_text(encoding="utf-8")
+        file = path.relative_to(REPOSITORY)
+        page, names = recompute(old_page)
+        if options.write and page != old_page:
+            path.write_text(page, encoding="utf-8")
+        # The recomputed blocks, which may differ from those of the page.
+        blocks = {block[2]: block for block in BLOCK.finditer(page)}
         for name in names:
-            state = (
-                "as recorded"
-                if made[name][0] in page
-                else "written"
-                if options.write
-                else "NOT as recorded"
-            )
-            wrong += state.startswith("NOT")
-            print(f"{place}: {name}: {len(NUMBER.findall(made[name][3]))} numbers, {state}")
-        for text in unmarked(anew):
-            wrong += 1
-            print(f"{place}: {' '.join(text.split())}: NEITHER recomputed nor marked as not")
-        by_hand += [
-            (place, command, len(NUMBER.findall(text))) for command, text in BY_HAND.findall(anew)
-        ]
+            state = "as recorded"
+            if blocks[name][0] not in old_page:
+                state = "written" if options.write else "NOT as recorded"
+            problems += state.startswith("NOT")
+            print(f"{file}: {name}: {len(NUMBER.findall(blocks[name][3]))} numbers, {state}")
+        for text in unmarked(page):
+            problems += 1
+            print(f"{file}: {' '.join(text.split())}: NEITHER recomputed nor marked as not")
+        for command, text in BY_HAND.findall(page):
+            by_hand.append((file, command, len(NUMBER.findall(text))))
     print("\nNot recomputed, since no records are shipped of them:")
-    for place, command, count in by_hand:
-        print(f"{place}: {count} numbers, of `{command}`")
-    sys.exit(bool(wrong))
+    for file, command, count in by_hand:
+        print(f"{file}: {count} numbers, of `{command}`")
+    sys.exit(bool(problems))
 
 
 if __name__ == "__main__":

@@ -112,8 +112,10 @@ from benchmarks.learning.conductor_world import (
     read_question,
 )
 
-SEEDS, TUNING_SEEDS = (931, 932, 933, 934, 935), (1, 2, 3)
-TRAIN_ROWS, HELD_OUT = 2048, 256
+SEEDS: tuple[int, ...] = (931, 932, 933, 934, 935)
+TUNING_SEEDS = (1, 2, 3)
+TRAIN_ROWS = 2048
+HELD_OUT = 256
 WARM_STEPS = 450
 RIGHT_WORKER = 0.9
 """The share of calls that go to the worker of their kind, from which on RL begins."""
@@ -393,14 +395,19 @@ def main() -> None:
         print_world()
         return
     quiet()
-    is_reported = not (options.tuning or options.quick)
-    folder = options.folder / ("quick" if options.quick else "tuning" if options.tuning else "runs")
-    records = Records(
-        options.records or (RECORDS if is_reported else folder) / "conductor.jsonl.gz"
-    )
-    seeds = options.seeds or (SEEDS if is_reported else TUNING_SEEDS)
-    wanted = [(options.variant, seed) for seed in seeds]
-    sizes = (10, 2, 32) if options.quick else (WARM_STEPS, None, HELD_OUT)
+    folder = options.folder / "runs"
+    records_folder = RECORDS
+    seeds = SEEDS
+    sizes: tuple[int, int | None, int] = (WARM_STEPS, None, HELD_OUT)
+    # What is not reported is kept apart, with its records.
+    if options.tuning or options.quick:
+        folder = options.folder / ("quick" if options.quick else "tuning")
+        records_folder = folder
+        seeds = TUNING_SEEDS
+    if options.quick:
+        sizes = (10, 2, 32)
+    records = Records(options.records or records_folder / "conductor.jsonl.gz")
+    wanted = [(options.variant, seed) for seed in options.seeds or seeds]
     for variant, seed in records.missing(("variant", "seed"), wanted):
         records.add(measure(variant, seed, folder / f"{variant}-{seed}", *sizes))
         log(json.dumps(summarise(records.read())))

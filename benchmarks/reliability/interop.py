@@ -252,13 +252,9 @@ def trl_class() -> tuple[bool, bool, bool]:
 def simulated_user() -> tuple[bool, bool, bool]:
     def person(messages: Any) -> Any:
         said = messages[-1]["content"]
-        return (
-            ServerFailed("down")
-            if DOWN in said
-            else "[DONE]"
-            if "Nairobi" in said
-            else "what is the capital ?"
-        )
+        if DOWN in said:
+            return ServerFailed("down")
+        return "[DONE]" if "Nairobi" in said else "what is the capital ?"
 
     environment = UserSimulator(ScriptedChat(person))
     row = {"goal": "the capital of Kenya"}

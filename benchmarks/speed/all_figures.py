@@ -335,8 +335,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         value = "" if row["value"] is None else f"{row['value']:.3g}"
-        no = ": ".join(filter(None, ("no", row["why"])))
-        holds = "yes" if row["holds"] else no if value else "no record"
+        holds = "no record"
+        if row["holds"]:
+            holds = "yes"
+        elif value:
+            holds = ": ".join(filter(None, ("no", row["why"])))
         lines.append(
             [f"{row['name']} (`{row['script']}`)", value, row["target"], holds, row["run"]]
         )

@@ -188,7 +188,9 @@ def main() -> None:
     parser.add_argument("--train-in", type=Path, help=argparse.SUPPRESS)  # one run, in this process
     parser.add_argument("--base-url", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    steps = arguments.steps if arguments.steps is not None else 8 if arguments.quick else 24
+    steps = arguments.steps
+    if steps is None:
+        steps = 8 if arguments.quick else 24
     if arguments.train_in:
         with contextlib.redirect_stdout(
             io.StringIO()

@@ -56,4 +56,6 @@ def _default(one: Field[Any]) -> str:
     value = one.default if one.default_factory is MISSING else one.default_factory()
     if is_dataclass(value):
         return f"{type(value).__name__}()"
-    return "required" if value is MISSING else repr(value) if isinstance(value, str) else str(value)
+    if value is MISSING:
+        return "required"
+    return repr(value) if isinstance(value, str) else str(value)

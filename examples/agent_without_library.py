@@ -49,9 +49,9 @@ def read_turn(turn: str, form: dict[str, Any]) -> tuple[str, str]:
     grammar = form["grammar"]
     if grammar["kind"] == "TagGrammar":
         for role, tag in (("ask", grammar["act"]), ("answer", grammar["answer"])):
-            found = re.search(f"<{tag}>(.*?)</{tag}>", turn, re.DOTALL)
-            if found:
-                return role, found[1].strip()
+            match = re.search(f"<{tag}>(.*?)</{tag}>", turn, re.DOTALL)
+            if match:
+                return role, match[1].strip()
         return "malformed", turn
     # Without tags a question mark asks, and any other text is the answer.
     asks = grammar["kind"] == "QuestionGrammar" and turn.rstrip().endswith("?")

@@ -35,11 +35,11 @@ def scripted_judge(mistakes: float, first_bonus: float, seed: int) -> ScriptedCh
             "\nor: "
         )
         scores = {}
-        for place, (name, text) in enumerate(SHOWN.findall(request)):
+        for position, (name, text) in enumerate(SHOWN.findall(request)):
             answer = re.search("&lt;answer&gt;(.*?)&lt;/answer&gt;", text)[1]
             draw = random.Random(f"{seed} {text}").random()
             is_right = (exact_match(answer, answers) == 1.0) != (draw < mistakes)
-            scores[name] = min(10, (8 if is_right else 2) + (first_bonus if place == 0 else 0))
+            scores[name] = min(10, (8 if is_right else 2) + (first_bonus if position == 0 else 0))
         if "by its name:\n" in request:
             scores = dict.fromkeys(RUBRIC, scores["rollout_1"])
         return json.dumps({"reason": "", "scores": scores})
@@ -58,12 +58,12 @@ def groups_of_rollouts(n: int, size: int, seed: int) -> list[list[Rollout]]:
             answer for other in rows for answer in other["answers"] if answer not in row["answers"]
         ]
         group = []
-        for place in range(size):
-            rollout = Rollout([1], row=dict(row), group=number, seed=number * size + place)
-            text = row["answers"][0] if place in right else draw.choice(others)
+        for position in range(size):
+            rollout = Rollout([1], row=dict(row), group=number, seed=number * size + position)
+            text = row["answers"][0] if position in right else draw.choice(others)
             rollout.add_turn(
                 Sample([2]),
-                parse_turn(f"<think>{place}</think><answer>{text}</answer>", TagGrammar()),
+                parse_turn(f"<think>{position}</think><answer>{text}</answer>", TagGrammar()),
             )
             group.append(rollout.finish("answered"))
         groups.append(group)
@@ -73,14 +73,14 @@ def groups_of_rollouts(n: int, size: int, seed: int) -> list[list[Rollout]]:
 def agreement(judge, groups) -> list[float]:
     """For each group the share of its pairs of a right and a wrong rollout that the judge puts in this order. Equal
     scores are no agreement."""
-    scores = run(judge(rollout=[one for group in groups for one in group]))
+    scores = run(judge(rollout=[rollout for group in groups for rollout in group]))
     shares = []
     for group in groups:
-        own = scores[: len(group)]
+        group_scores = scores[: len(group)]
         scores = scores[len(group) :]
-        truth = [exact_match(one.answer or "", one.row["answers"]) for one in group]
+        truth = [exact_match(rollout.answer or "", rollout.row["answers"]) for rollout in group]
         pairs = [
-            (own[i], own[j])
+            (group_scores[i], group_scores[j])
             for i in range(len(group))
             for j in range(len(group))
             if truth[i] > truth[j]
@@ -117,19 +117,19 @@ def main() -> None:
             chat(), RUBRIC, both_orders=True, seed=args.seed
         ),
     }
-    found = {}
+    results = {}
     for name, judge in judges.items():
         share = bootstrap_interval(
             agreement(judge, groups)
         )  # over groups: pairs of a group are not independent
         numbers = {"agreement": share.mean, "low": share.low, "high": share.high}
-        found[name] = {key: round(value, 3) for key, value in numbers.items()} | {
+        results[name] = {key: round(value, 3) for key, value in numbers.items()} | {
             "calls": len(judge.chat.calls)
         }
         if not args.json:
             print(f"{name}: {share}, {len(judge.chat.calls)} calls")
     if args.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

@@ -61,17 +61,20 @@ class TrainerProvider(Provider):
         self.batch_wanted = threading.Event()
         self.samples = defaultdict[tuple[int, ...], deque[Sample]](deque)
         self.rewards = defaultdict[tuple[int, ...], deque[float]](deque)
-        self.trainer = made = trainer(
-            train_dataset=_ROWS, environment=self, reward_funcs=self.metric
-        )
-        if made.args.use_vllm or made.args.async_lead or made.accelerator.num_processes > 1:
+        self.trainer = trainer(train_dataset=_ROWS, environment=self, reward_funcs=self.metric)
+        args = self.trainer.args
+        if args.use_vllm or args.async_lead or self.trainer.accelerator.num_processes > 1:
             raise ValueError("a trainer for DSPy has one process, no vLLM and async_lead=0")
-        self.size = made.args.per_device_train_batch_size * made.args.steps_per_generation
-        made.policy = self.replay
-        sampling = Sampling(**made.spec.sampling)
-        ends = made.chat_format.end_of_turn_ids
+        self.size = args.per_device_train_batch_size * args.steps_per_generation
+        self.trainer.policy = self.replay
+        chat_format = self.trainer.chat_format
         self.policy: Any = local_policy(
-            made.model, made.chat_format.tokenizer, sampling, (), ends, prefix_cache_mb=0
+            self.trainer.model,
+            chat_format.tokenizer,
+            Sampling(**self.trainer.spec.sampling),
+            (),
+            chat_format.end_of_turn_ids,
+            prefix_cache_mb=0,
         )
         self.lm = dspy.LM("agent", engine=DSPyEngine(self), provider=self, cache=False)
 
@@ -115,7 +118,7 @@ class TrainerProvider(Provider):
 
     def metric(self, rollout: Sequence[Rollout], **columns: Any) -> list[float]:
         """As a reward function: the rewards that DSPy returned for these tokens."""
-        return [self.rewards[tuple(one.context)].popleft() for one in rollout]
+        return [self.rewards[tuple(played.context)].popleft() for played in rollout]
 
     async def send(self, prompts: Sequence[list[Message]] | None) -> None:
         """Send the trainer a batch of prompts, or end it with `None`."""
@@ -134,15 +137,16 @@ class TrainerProvider(Provider):
             raise ValueError(
                 "DSPy trains on messages that were never sent: pass GRPO(adapter=...) the program's own"
             )
-        place = next(
-            (at for at, one in enumerate(sampled) if _values(one.turns[-1].text) == _values(text)),
-            None,
-        )
-        if place is not None:
-            sampled.append(sampled.pop(place))  # next time others of this text come first
-        self.retokenized += place is None
+        ids = None
+        for position, rollout in enumerate(sampled):
+            if _values(rollout.turns[-1].text) == _values(text):
+                ids = rollout.ids
+                sampled.append(sampled.pop(position))  # next time others of this text come first
+                break
+        if ids is None:
+            ids = chat_format.turn_ids(text)
+            self.retokenized += 1
         prompt = sampled[0].prompt_ids
-        ids = chat_format.turn_ids(text) if place is None else sampled[-1].ids
         self.samples[tuple(prompt)].append(Sample(ids))
         self.rewards[(*prompt, *ids)].append(reward)
 
@@ -181,7 +185,7 @@ class TrainerJob(ReinforceJob):
         }
 
     def step(self, train_data: list[dict[str, Any]], train_data_format: Any = None) -> None:
-        entries = [entry for one in train_data for entry in one["group"]]
+        entries = [entry for group in train_data for entry in group["group"]]
         for entry in entries:
             self.provider.add(entry["messages"], entry["completion"]["content"], entry["reward"])
         self.provider.sampled.clear()

@@ -63,8 +63,8 @@ def optimize_anything(
 
     def rows(values: Sequence[Any] | None) -> list[dict[str, str]]:
         named = [
-            (f"example {len(examples) + at}: {_as_text(one)}", one)
-            for at, one in enumerate(values or ())
+            (f"example {number}: {_as_text(value)}", value)
+            for number, value in enumerate(values or (), len(examples))
         ]
         examples.update(named)
         return [{"question": name, "answers": objective or ""} for name, _ in named]
@@ -96,7 +96,7 @@ def optimize_anything(
 
 def _score(rollout: Sequence[Any], **columns: Any) -> list[float]:
     """The evaluator's score, the first line of the text that `evaluate` returned."""
-    return [float(one.turns[-1].text.partition("\n")[0]) for one in rollout]
+    return [float(played.turns[-1].text.partition("\n")[0]) for played in rollout]
 
 
 def _as_text(value: Any) -> str:

@@ -171,11 +171,10 @@ class RolloutWorker:
 
     async def _group(self, number: int, row: dict[str, Any]) -> None:
         """Play the rollouts of a row, score them, and put them into the trainer's buffer."""
-        version, spec, prompt = (
-            self.version,
-            self.spec,
-            self.chat_format.prompt(self.spec.messages(row)),
-        )
+        # The weights may change while the rollouts are played.
+        version = self.version
+        spec = self.spec
+        prompt = self.chat_format.prompt(spec.messages(row))
         rollouts = [
             Rollout(
                 self.chat_format.prompt_ids(prompt),
@@ -185,8 +184,8 @@ class RolloutWorker:
             for i in range(self.num_generations)
         ]
         await gather(
-            play(one, self.policy, self.environment, self.chat_format, spec.limits)
-            for one in rollouts
+            play(rollout, self.policy, self.environment, self.chat_format, spec.limits)
+            for rollout in rollouts
         )
         facts = [RolloutFacts.of(rollout) for rollout in rollouts]
         self.metrics_queue.put(
@@ -195,8 +194,10 @@ class RolloutWorker:
         if why := self._failures.check_batch(facts):
             raise TrainingStopped(why)
         columns = self._reward_columns(rollouts)
-        scores = [await asyncio.to_thread(function, **columns) for function in self.reward_funcs]
-        scores = [await one if inspect.isawaitable(one) else one for one in scores]
+        scores = []
+        for function in self.reward_funcs:
+            values = await asyncio.to_thread(function, **columns)
+            scores.append(await values if inspect.isawaitable(values) else values)
         by_function = np.array(scores, dtype=float)  # functions x rollouts; `None` becomes NaN
         by_function[:, [rollout.status == "failed" for rollout in rollouts]] = np.nan
         scored = ~np.isnan(by_function).all(0)
@@ -210,13 +211,11 @@ class RolloutWorker:
     def _reward_columns(self, rollouts: list[Rollout]) -> dict[str, Any]:
         """The arguments of a reward function, besides those that TRL adds."""
         columns: dict[str, Any] = {
-            name: [one.row[name] for one in rollouts] for name in rollouts[0].row
+            name: [rollout.row[name] for rollout in rollouts] for name in rollouts[0].row
         }
-        prompts, completions = (
-            columns.pop("prompt"),
-            [render_completion(one, self.chat_format) for one in rollouts],
-        )
-        ids = [one.ids for one in rollouts]
+        prompts = columns.pop("prompt")
+        completions = [render_completion(rollout, self.chat_format) for rollout in rollouts]
+        ids = [rollout.ids for rollout in rollouts]
         return {
             **columns,
             "prompts": prompts,

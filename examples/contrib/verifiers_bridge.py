@@ -72,10 +72,10 @@ class Seat:
         if not self.ended:
             unsent = [*self.unsent, *messages]
             self.unsent = []
-            for one in unsent:
-                self.remember(one)
+            for sent in unsent:
+                self.remember(sent)
             self.answers.put_nowait(
-                {"messages": [{"role": one.role, "content": text_of(one)} for one in unsent]}
+                {"messages": [{"role": sent.role, "content": text_of(sent)} for sent in unsent]}
             )
             text = await self.texts.get()
             self.ended = text is None

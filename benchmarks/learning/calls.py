@@ -73,34 +73,36 @@ def of_settings(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], d
     """Each world and setting against `today`, paired by seed."""
     runs = {(record["world"], record["setting"], record["seed"]): record for record in records}
     rows = {}
-    for world, name in dict.fromkeys((one["world"], one["setting"]) for one in records):
-        of_seed = {seed: one for (w, n, seed), one in runs.items() if (w, n) == (world, name)}
-        pairs = [
-            (one, runs[world, "today", seed])
-            for seed, one in of_seed.items()
-            if (world, "today", seed) in runs
-        ]
+    for world, setting in dict.fromkeys(key[:2] for key in runs):
+        pairs = []
+        for key, run in runs.items():
+            today = runs.get((world, "today", run["seed"]))
+            if key[:2] == (world, setting) and today is not None:
+                pairs.append((run, today))
         if pairs:
-            rows[world, name] = _of_pairs(pairs)
+            rows[world, setting] = _of_pairs(pairs)
     return rows
 
 
 def _of_pairs(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
-    score, today = (interval([one["exact_match"] for one in of]) for of in zip(*pairs, strict=True))
-    ends = score["low"], score["high"], today["low"], today["high"]
+    runs = [run for run, _ in pairs]
+    score = interval([run["exact_match"] for run in runs])
+    today_score = interval([today["exact_match"] for _, today in pairs])
+    ends = score["low"], score["high"], today_score["low"], today_score["high"]
+    paid_twice = None
+    if runs[0]["paid_twice"] is not None:
+        paid_twice = sum(run["paid_twice"] for run in runs)
     return {
-        "steps": fmean(one["step"] for one, _ in pairs),
-        "calls": round(fmean(one["calls"] for one, _ in pairs)),
-        "different": fmean(one["curve"][-1]["different"] / one["calls"] for one, _ in pairs),
-        "calls_ratio": interval([one["calls"] / old["calls"] for one, old in pairs]),
-        "usd_ratio": interval([one["usd"] / old["usd"] for one, old in pairs]),
-        "reached": sum(one["reached"] for one, _ in pairs),
+        "steps": fmean(run["step"] for run in runs),
+        "calls": round(fmean(run["calls"] for run in runs)),
+        "different": fmean(run["curve"][-1]["different"] / run["calls"] for run in runs),
+        "calls_ratio": interval([run["calls"] / today["calls"] for run, today in pairs]),
+        "usd_ratio": interval([run["usd"] / today["usd"] for run, today in pairs]),
+        "reached": sum(run["reached"] for run in runs),
         "exact_match": score,
         "overlap": None not in ends and ends[0] <= ends[3] and ends[2] <= ends[1],
-        "paid_twice": None
-        if pairs[0][0]["paid_twice"] is None
-        else sum(one["paid_twice"] for one, _ in pairs),
-        "seeds": sorted(one["seed"] for one, _ in pairs),
+        "paid_twice": paid_twice,
+        "seeds": sorted(run["seed"] for run in runs),
     }
 
 

@@ -135,10 +135,12 @@ def ratings_of(run: Path) -> list[dict[str, Any]]:
 def data_of(figure: Figure, runs: Mapping[str, Path]) -> dict[str, Any]:
     """The data of a figure: `shown` by variant, and `missing` with the reasons."""
     if figure.kind == "ratings":
-        found: dict[str, Any] = {name: ratings_of(runs[name]) for name in figure.variants}
+        points_by_variant: dict[str, Any] = {
+            name: ratings_of(runs[name]) for name in figure.variants
+        }
     else:
-        found = {name: curve_of(runs[name]) for name in figure.variants}
-    shown = {name: points for name, points in found.items() if points}
+        points_by_variant = {name: curve_of(runs[name]) for name in figure.variants}
+    shown = {name: points for name, points in points_by_variant.items() if points}
     if (
         figure.kind == "bars"
     ):  # the mean of the last three evaluations, so that no lucky one is chosen
@@ -146,7 +148,9 @@ def data_of(figure: Figure, runs: Mapping[str, Path]) -> dict[str, Any]:
     why = "no prompt has a held-out score" if figure.kind == "ratings" else "no held-out rewards"
     data = {
         "shown": shown,
-        "missing": {name: f"{runs[name]}: {why}" for name in found if not found[name]},
+        "missing": {
+            name: f"{runs[name]}: {why}" for name, points in points_by_variant.items() if not points
+        },
     }
     if figure.kind == "ratings":
         data["spearman"] = {name: _spearman(points) for name, points in shown.items()}
@@ -155,7 +159,7 @@ def data_of(figure: Figure, runs: Mapping[str, Path]) -> dict[str, Any]:
 
 def _spearman(points: Sequence[Mapping[str, Any]]) -> float | None:
     """The rank correlation of rating and held-out score; `None` where one of them does not vary."""
-    value = spearman([point["mu"] for point in points], [one["held_out"] for one in points])
+    value = spearman([point["mu"] for point in points], [point["held_out"] for point in points])
     return None if value != value else round(value, 3)
 
 
@@ -181,12 +185,12 @@ def draw(figure: Figure, shown: Mapping[str, Any], path: Path, title: str) -> No
         axis.legend(fontsize="small")
     else:
         for points in shown.values():
-            mu = [one["mu"] for one in points]
-            score = [one["held_out"] for one in points]
+            mu = [point["mu"] for point in points]
+            score = [point["held_out"] for point in points]
             axis.errorbar(
                 mu,
                 score,
-                xerr=[one["sigma"] for one in points],
+                xerr=[point["sigma"] for point in points],
                 fmt="o",
                 color=LINES[0][0],
                 ecolor="#9CC9E3",
@@ -241,37 +245,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=12, help="of each training in the sandbox")
     parser.add_argument("--runs", type=Path, default=Path("runs/espl"), help="where the runs are")
     parser.add_argument("--draw", type=Path, help="folder for the pictures")
-    asked = parser.parse_args(arguments)
-    if asked.sandbox == bool(asked.pair):
+    options = parser.parse_args(arguments)
+    if options.sandbox == bool(options.pair):
         parser.error(f"say --sandbox, or which --pair: {', '.join(CONFIGS)}")
-    pair = asked.pair or "sandbox"
-    figures = {name: FIGURES[name] for name in asked.figures}
-    runs = {name: asked.runs / pair / name for name in VARIANTS}
+    pair = options.pair or "sandbox"
+    figures = {name: FIGURES[name] for name in options.figures}
+    runs = {name: options.runs / pair / name for name in VARIANTS}
     needed = dict.fromkeys(name for figure in figures.values() for name in figure.variants)
     missing = [name for name in needed if not curve_of(runs[name])]
-    if asked.sandbox:
-        every = max(1, asked.steps // 6)
+    if options.sandbox:
+        every = max(1, options.steps // 6)
         for name in missing:
             train(
                 pair,
                 name,
-                asked.runs,
-                [*SANDBOX, "--max_steps", str(asked.steps), "--eval_steps", str(every)],
+                options.runs,
+                [*SANDBOX, "--max_steps", str(options.steps), "--eval_steps", str(every)],
             )
         missing = []
     result: dict[str, Any] = {
         "pair": pair,
-        "figures": {name: data_of(one, runs) for name, one in figures.items()},
+        "figures": {name: data_of(figure, runs) for name, figure in figures.items()},
     }
     start = ["accelerate", "launch", "--quiet", "-m", "agentic_prompting.cli.train_program"]
     result["to_train"] = {
-        name: shlex.join([*start, *command(pair, name, asked.runs)]) for name in missing
+        name: shlex.join([*start, *command(pair, name, options.runs)]) for name in missing
     }
     for name, figure in figures.items():
-        if asked.draw and result["figures"][name]["shown"]:
-            asked.draw.mkdir(parents=True, exist_ok=True)
-            picture = asked.draw / f"figure_{name}_{pair}.png"
-            title = f"{figure.title}, {pair}{' (says nothing about real models)' if asked.sandbox else ''}"
+        if options.draw and result["figures"][name]["shown"]:
+            options.draw.mkdir(parents=True, exist_ok=True)
+            picture = options.draw / f"figure_{name}_{pair}.png"
+            title = f"{figure.title}, {pair}{' (says nothing about real models)' if options.sandbox else ''}"
             draw(figure, result["figures"][name]["shown"], picture, title)
             result["figures"][name]["picture"] = str(picture)
     print(json.dumps(result))

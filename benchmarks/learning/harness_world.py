@@ -101,13 +101,13 @@ def record(program: CommandProgram, question: str) -> Parts:
     writer = Writer(byte_format())
     rollout, _ = play_scripted(program, writer, row={"question": question, "answer": WORDS[0]})
     assert rollout.returned and rollout.returned["reward"] == 1.0, (rollout.status, rollout.error)
-    (one,) = rollout.sequences
+    (sequence,) = rollout.sequences
     decode = writer.chat_format.tokenizer.decode
-    parts = [(writer.chat_format.tokenizer.decode(one.prompt_ids), False)]
+    parts = [(writer.chat_format.tokenizer.decode(sequence.prompt_ids), False)]
     at = 0
-    for own, run in groupby(one.mask):
+    for is_sampled, run in groupby(sequence.mask):
         end = at + len(list(run))
-        parts.append((decode(one.ids[at:end]), bool(own)))
+        parts.append((decode(sequence.ids[at:end]), bool(is_sampled)))
         at = end
     return parts
 
@@ -143,7 +143,7 @@ def make_policy(seed: int, parts: Parts, pieces: int) -> tuple[Any, Any]:
 
 
 def warm_start(
-    model: Any, tokenizer: Any, parts: Parts, asked: str, rows: Entries, seed: int, steps: int
+    model: Any, tokenizer: Any, parts: Parts, question: str, rows: Entries, seed: int, steps: int
 ) -> float:
     """Imitate the recorded rollout, with questions of the world: the loss.
 
@@ -158,7 +158,7 @@ def warm_start(
     optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=steps)
     known = {
-        (row["question"], word): _imitated(tokenizer, parts, asked, row, word)
+        (row["question"], word): _imitated(tokenizer, parts, question, row, word)
         for row in rows
         for word in WORDS
     }
@@ -187,16 +187,18 @@ def warm_start(
 
 
 def _imitated(
-    tokenizer: Any, parts: Parts, asked: str, row: Mapping[str, Any], word: str
+    tokenizer: Any, parts: Parts, question: str, row: Mapping[str, Any], word: str
 ) -> tuple[list[int], list[int]]:
     """Ids and labels of the recorded rollout with another question and word."""
     ids = list[int]()
     labels = list[int]()
-    for text, own in parts:
-        new = text.replace(WORDS[0], word) if own else text.replace(asked, row["question"])
+    for text, is_sampled in parts:
+        new = (
+            text.replace(WORDS[0], word) if is_sampled else text.replace(question, row["question"])
+        )
         piece = tokenizer(new, add_special_tokens=False)["input_ids"]
         ids += piece
-        labels += piece if own else [-100] * len(piece)
+        labels += piece if is_sampled else [-100] * len(piece)
     return ids, labels
 
 
@@ -226,10 +228,10 @@ def measure(name: str, seed: int, folder: Path, steps: int, warm_steps: int) -> 
     rows, held_out = draw_world(seed)
     program = Counted(get_harness(name, HARNESSES[name]), reward=right_word, timeout=300)
     program.check()
-    asked = rows[0]["question"]
-    parts = record(program, asked)
+    question = rows[0]["question"]
+    parts = record(program, question)
     model, tokenizer = make_policy(seed, parts, PIECES[name])
-    loss = warm_start(model, tokenizer, parts, asked, rows, seed, warm_steps)
+    loss = warm_start(model, tokenizer, parts, question, rows, seed, warm_steps)
     log(f"{name}, seed {seed}: warm start, loss {loss:.3f}, {time.monotonic() - started:.0f} s")
     args = MultiTurnGRPOConfig(
         str(folder),
@@ -286,15 +288,15 @@ def measure(name: str, seed: int, folder: Path, steps: int, warm_steps: int) -> 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
     """A row for each harness."""
     rows = []
-    for name, found in summarise(records).items():
-        figures = (shown(found["before"]), shown(found["after"]), shown(found["gain"], "+"))
+    for name, summary in summarise(records).items():
+        figures = (shown(summary["before"]), shown(summary["after"]), shown(summary["gain"], "+"))
         rows.append(
             (
                 f"{name}, by {HARNESSES[name]}",
                 *figures,
-                found["failed"],
-                found["differences"],
-                found["seeds"],
+                summary["failed"],
+                summary["differences"],
+                summary["seeds"],
             )
         )
     return markdown(("harness", "before", "after", "gain", "failed", "differences", "seeds"), rows)
@@ -304,14 +306,14 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """By harness: means with intervals over the seeds."""
     rows = {}
     for name in HARNESSES:
-        if own := [record for record in records if record["harness"] == name]:
+        if runs := [record for record in records if record["harness"] == name]:
             rows[name] = {
-                "before": interval([one["before"] for one in own]),
-                "after": interval([one["after"] for one in own]),
-                "gain": interval([one["after"] - one["before"] for one in own]),
-                "seeds": len(own),
-                "failed": sum(one["failed"] for one in own),
-                "differences": sum(one["witness_differences"] for one in own),
+                "before": interval([run["before"] for run in runs]),
+                "after": interval([run["after"] for run in runs]),
+                "gain": interval([run["after"] - run["before"] for run in runs]),
+                "seeds": len(runs),
+                "failed": sum(run["failed"] for run in runs),
+                "differences": sum(run["witness_differences"] for run in runs),
             }
     return rows
 

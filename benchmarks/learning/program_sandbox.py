@@ -65,20 +65,20 @@ def table(records: Entries) -> str:
         for name in AGENTS
     }
     rows = []
-    for name, what in AGENTS.items():
-        own = [one for one in records if one["agent"] == name]
-        if not own:
-            rows.append([what, "not run", "", "", "", ""])
+    for name, title in AGENTS.items():
+        runs = [run for run in records if run["agent"] == name]
+        if not runs:
+            rows.append([title, "not run", "", "", "", ""])
             continue
-        before = [share(one["before"]) for one in own]
+        before = [share(run["before"]) for run in runs]
         gains = [last - first for first, last in zip(before, after[name].values(), strict=True)]
         other = [
             after[name][seed] - after[NATIVE][seed] for seed in after[name] if seed in after[NATIVE]
         ]
-        sequences = f"{fmean(one['sequences'] for one in own):.2f}"
+        sequences = f"{fmean(run['sequences'] for run in runs):.2f}"
         rows.append(
             [
-                what,
+                title,
                 shown(before),
                 shown([*after[name].values()]),
                 shown(gains, "+"),
@@ -86,7 +86,7 @@ def table(records: Entries) -> str:
                 sequences,
             ]
         )
-    seeds = sorted({one["seed"] for one in records})
+    seeds = sorted({run["seed"] for run in records})
     titles = "agent", "before [95 %]", "after [95 %]", "gain", "minus native", "sequences a rollout"
     return f"{markdown(titles, rows)}\n\nSeeds: {', '.join(map(str, seeds))}."
 
@@ -101,28 +101,28 @@ def verdict(records: Entries) -> str:
         for (agent, seed), native in after.items()
         if agent == NATIVE and ("script", seed) in after
     ]
-    said = []
+    sentences = []
     if len(pairs) < 2:
-        said.append("the script and the native loop have too few seeds in common")
+        sentences.append("the script and the native loop have too few seeds in common")
     else:
         estimate = interval(pairs)
         if not estimate["low"] <= 0 <= estimate["high"]:  # type: ignore[operator]
-            said.append("the script differs from the native loop")
+            sentences.append("the script differs from the native loop")
         elif abs(estimate["mean"]) > CLOSE:  # type: ignore[arg-type]
-            said.append(
+            sentences.append(
                 "the script is within the native loop's interval, but too few seeds show that they are alike"
             )
         else:
-            said.append("the script learns as the native loop does")
+            sentences.append("the script learns as the native loop does")
     for name in ("vote", "last exchange"):
         gains = [
-            after[name, one["seed"]] - share(one["before"])
-            for one in records
-            if one["agent"] == name
+            after[name, record["seed"]] - share(record["before"])
+            for record in records
+            if record["agent"] == name
         ]
         low = interval(gains)["low"] if gains else None
-        said.append(f"*{name}* {'gains' if low is not None and low > 0 else 'shows no gain'}")
-    return "; ".join(said) + "."
+        sentences.append(f"*{name}* {'gains' if low is not None and low > 0 else 'shows no gain'}")
+    return "; ".join(sentences) + "."
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
@@ -150,11 +150,13 @@ def ask(model: Path, agent: str, rows: Sequence[Any], seed: int) -> tuple[str, f
     """
     from agentic_prompting import PromptAgent
 
-    asked = PromptAgent.from_pretrained(model, environment_of(agent, seed), max_batch_size=BATCH)
-    rollouts = asked.answer_all(list(rows), seed=seed, progress=False)
+    loaded_agent = PromptAgent.from_pretrained(
+        model, environment_of(agent, seed), max_batch_size=BATCH
+    )
+    rollouts = loaded_agent.answer_all(list(rows), seed=seed, progress=False)
     if failed := [rollout.error for rollout in rollouts if rollout.error is not None]:
         raise RuntimeError(f"{len(failed)} of {len(rollouts)} rollouts failed: {failed[0]}")
-    return correct(rollouts), fmean(len(one.sequences) for one in rollouts)
+    return correct(rollouts), fmean(len(rollout.sequences) for rollout in rollouts)
 
 
 def measure(

@@ -59,7 +59,7 @@ def of(
 
 def exact_match(of_setting: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
     """The share of right answers by seed."""
-    return {seed: share(one["correct"]) for seed, one in of_setting.items()}
+    return {seed: share(record["correct"]) for seed, record in of_setting.items()}
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
@@ -82,10 +82,10 @@ def results(records: Entries) -> str:
     rows = []
     for environment in (HOME, NOBODY):
         for agent, name in AGENTS.items():
-            found = of(records, agent, environment)
-            if found:
+            by_seed = of(records, agent, environment)
+            if by_seed:
                 where = "the oracle" if environment == HOME else "none"
-                rows.append(_row([name, where], found, full))
+                rows.append(_row([name, where], by_seed, full))
     return _table([*titles, "turns"], rows)
 
 
@@ -103,8 +103,8 @@ def turns(records: Entries) -> str:
     )
     rows = []
     for allowed in (None, 4, 3, 2):
-        found = of(records, "multi", turns=allowed)
-        rows += [_row([str(allowed or 5)], found, full)] if found else []
+        by_seed = of(records, "multi", turns=allowed)
+        rows += [_row([str(allowed or 5)], by_seed, full)] if by_seed else []
     return _table(titles, rows)
 
 
@@ -190,18 +190,18 @@ def splits(records: Entries) -> str:
 
 def headline(records: Entries) -> str:
     """The page's first paragraph: the rows' means, and the outcomes that the protocol counts against us."""
-    said = [
-        f"{name} {shown(list(exact_match(found).values()))}"
+    scores = [
+        f"{name} {shown(list(exact_match(by_seed).values()))}"
         for agent, name in list(AGENTS.items())[:4]
-        if (found := of(records, agent))
+        if (by_seed := of(records, agent))
     ]
     home = exact_match(of(records, "multi"))
     old = exact_match(of(records, "multi", by="question"))
     if not home:
         return NOTHING
     memory = paired(old, home)
-    anew = paired(exact_match(of(records, "multi", REWORDED)), home)
-    lines = [f"Exact match on unseen countries, {len(home)} training(s) each: {'; '.join(said)}."]
+    reworded = paired(exact_match(of(records, "multi", REWORDED)), home)
+    lines = [f"Exact match on unseen countries, {len(home)} training(s) each: {'; '.join(scores)}."]
     if memory:
         row = interval(memory)
         sure = row["high"] is not None and row["high"] < 0.05
@@ -215,8 +215,8 @@ def headline(records: Entries) -> str:
         lines.append(
             f"Where only questions were held out, as once, it ended {shown(memory, '+')} higher: {counts}."
         )
-    if anew:
+    if reworded:
         lines.append(
-            f"With an oracle that words its replies anew it changes by {shown(anew, '+')}."
+            f"With an oracle that words its replies anew it changes by {shown(reworded, '+')}."
         )
     return "\n".join(lines)

@@ -80,7 +80,9 @@ def prepare(folder: Path, seed: int, steps: int) -> Any:
 
     questions, held_out = make_split(seed, HELD_OUT)
     grammars = {"tags": TagGrammar(), "tools": ToolGrammar()}
-    forms = {one: {"prompt_template": TEMPLATES[one], "grammar": grammars[one]} for one in NAMES}
+    forms = {
+        name: {"prompt_template": TEMPLATES[name], "grammar": grammars[name]} for name in NAMES
+    }
     spec = replace(sandbox_spec(), environments=forms)
     seen_world = world_of(questions)
 
@@ -89,14 +91,14 @@ def prepare(folder: Path, seed: int, steps: int) -> Any:
             questions, n, DEFAULT_MIX, Oracle(seen_world, seed=seed), draw, world=seen_world
         )
         both = [
-            {**one, "environment": "tags"}
+            {**trace, "environment": "tags"}
             if number % 2
             else {
-                **one,
+                **trace,
                 "environment": "tools",
-                "turns": [as_tool_calls(turn) for turn in one["turns"]],
+                "turns": [as_tool_calls(turn) for turn in trace["turns"]],
             }
-            for number, one in enumerate(traces_made)
+            for number, trace in enumerate(traces_made)
         ]
         return both, both[: n // 2]
 
@@ -114,7 +116,7 @@ def measure(trained: str, seed: int, folder: Path, steps: int, warm_steps: int) 
     sandbox = prepare(folder, seed, warm_steps)
     names = NAMES if trained == "both" else (trained,)
     rows = [{**row, "environment": name} for name in names for row in sandbox.train]
-    asked = [{**row, "environment": name} for name in NAMES for row in sandbox.test]
+    questions = [{**row, "environment": name} for name in NAMES for row in sandbox.test]
     changes: dict[str, Any] = {
         "output_dir": str(folder / trained),
         "seed": seed,
@@ -128,22 +130,24 @@ def measure(trained: str, seed: int, folder: Path, steps: int, warm_steps: int) 
         PromptR1Trainer,
         PromptR1Config(**settings(DEMO, **changes, overwrite=True)),
         sandbox,
-        {name: one for name, one in environments(seed).items() if name in names},
+        {name: environment for name, environment in environments(seed).items() if name in names},
         train_dataset=rows,
         prompt_template={name: TEMPLATES[name] for name in names},
     )
     seconds = time.perf_counter() - started
     trainer.save_model()
-    found = {}
+    answers = {}
     for when, weights in (("before", sandbox.model), ("after", folder / trained)):
         # The form of both environments, whichever of them were trained on.
         agent = PromptAgent.from_pretrained(
             weights, environments(seed), sandbox.spec, max_batch_size=BATCH
         )
-        found[when] = correct(agent.answer_all(asked, seed=seed, progress=False))
+        answers[when] = correct(agent.answer_all(questions, seed=seed, progress=False))
     of_each = {
-        when: {name: found[when][n * HELD_OUT : (n + 1) * HELD_OUT] for n, name in enumerate(NAMES)}
-        for when in found
+        when: {
+            name: answers[when][n * HELD_OUT : (n + 1) * HELD_OUT] for n, name in enumerate(NAMES)
+        }
+        for when in answers
     }
     return {
         "trained": trained,
@@ -161,7 +165,7 @@ def differences(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, flo
         for record in records
         for name in NAMES
     }
-    found = {}
+    intervals = {}
     for name in NAMES:
         seeds = [
             seed
@@ -169,34 +173,34 @@ def differences(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, flo
             if (trained, of) == ("both", name) and (name, seed, name) in after
         ]
         if seeds:
-            found[name] = interval(
+            intervals[name] = interval(
                 [after["both", seed, name] - after[name, seed, name] for seed in seeds]
             )
-    return found
+    return intervals
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Exact match on the held-out questions by environment and by what was trained on."""
     rows = []
     for trained in (*NAMES, "both"):
-        if not (own := [record for record in records if record["trained"] == trained]):
+        if not (runs := [record for record in records if record["trained"] == trained]):
             continue
         scores = [
-            [shown([share(one[when][name]) for one in own]) for when in ("before", "after")]
+            [shown([share(run[when][name]) for run in runs]) for when in ("before", "after")]
             for name in NAMES
         ]
-        rows.append([trained, len(own), *(f"{before} → {after}" for before, after in scores)])
+        rows.append([trained, len(runs), *(f"{before} → {after}" for before, after in scores)])
     return markdown(("trained on", "seeds", "asked in tags", "asked by tools"), rows)
 
 
 def cost(records: Sequence[Mapping[str, Any]]) -> str:
     """The differences of the figure, in words."""
-    costs = [
-        f"{one['mean']:+.3f}"
-        + (f" [{one['low']:+.3f}, {one['high']:+.3f}]" if one["low"] is not None else "")
-        + (" in tags" if name == "tags" else " by tools")
-        for name, one in differences(records).items()
-    ]
+    costs = []
+    for name, difference in differences(records).items():
+        text = f"{difference['mean']:+.3f}"
+        if difference["low"] is not None:
+            text += f" [{difference['low']:+.3f}, {difference['high']:+.3f}]"
+        costs.append(f"{text} {'in tags' if name == 'tags' else 'by tools'}")
     return " and ".join(costs)
 
 

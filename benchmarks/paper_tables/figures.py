@@ -86,21 +86,23 @@ def draw_bars(bars: Mapping[str, Mapping[str, Estimate]], path: Path, title: str
     axis = figure.subplots()
     width = 0.85 / len(systems)
     for number, system in enumerate(systems):
-        found = [
-            (place, by_system[system])
-            for place, by_system in enumerate(bars.values())
+        estimates = [
+            (position, by_system[system])
+            for position, by_system in enumerate(bars.values())
             if system in by_system
         ]
-        means = [one.mean for _, one in found]
+        means = [estimate.mean for _, estimate in estimates]
         spread = [
-            [one.mean - one.low for _, one in found],
-            [one.high - one.mean for _, one in found],
+            [estimate.mean - estimate.low for _, estimate in estimates],
+            [estimate.high - estimate.mean for _, estimate in estimates],
         ]
         colour, _ = LINES[number % len(LINES)]
         hatch = _HATCHES[number // len(LINES) % len(_HATCHES)]
-        places = [place + (number - (len(systems) - 1) / 2) * width for place, _ in found]
+        positions = [
+            position + (number - (len(systems) - 1) / 2) * width for position, _ in estimates
+        ]
         look = {"color": colour, "hatch": hatch, "label": system, "error_kw": {"linewidth": 0.8}}
-        axis.bar(places, means, 0.92 * width, yerr=spread, **look)
+        axis.bar(positions, means, 0.92 * width, yerr=spread, **look)
     axis.set_xticks(
         range(len(bars)), [task.replace(" (", "\n(") for task in bars], fontsize="x-small"
     )
@@ -159,7 +161,7 @@ def write_case(evaluation: Evaluation, system: str, path: Path) -> Path:
         ]
         return scores["exact_match"][case[system]] or 0.0, -sum(others)
 
-    case = max((one for one in cases.values() if system in one), key=worth)
+    case = max((case for case in cases.values() if system in case), key=worth)
     row = records[case[system]]
     lines = [
         f"# A case of {row['task']}",
@@ -187,12 +189,12 @@ def _said(record: Mapping[str, Any]) -> str:
     """The whole answer as text: an agent's conversation, or a model's reply."""
     trajectory = record.get("trajectory")
     if isinstance(trajectory, Mapping) and "turns" in trajectory:
-        said = [turn["text"] for turn in trajectory["turns"]]
+        texts = [turn["text"] for turn in trajectory["turns"]]
         replies = [
             f"[reply] {observation['text']}" for observation in trajectory.get("observations", [])
         ]
         return "\n".join(
-            text for pair in zip(said, [*replies, ""], strict=False) for text in pair if text
+            text for pair in zip(texts, [*replies, ""], strict=False) for text in pair if text
         )
     return str(record.get("whole") or record.get("answer") or record.get("error") or "(no answer)")
 
@@ -210,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     options = parser.parse_args(arguments)
     logs = {}
-    for name, _, folder in (one.partition("=") for one in options.runs):
+    for name, _, folder in (run.partition("=") for run in options.runs):
         states = sorted(
             Path(folder).rglob("trainer_state.json"), key=lambda path: path.stat().st_mtime
         )

@@ -205,11 +205,11 @@ def scores(folder: Path, records: Records, seeds: Iterable[int], steps: int) -> 
     for seed, lead, corrected in records.missing(("seed", "lead", "corrected"), wanted):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = score(folder, seed, lead, corrected, steps)
-        records.add(found)
-        figures = {key: found[key] for key in ("age", "clipped", "seconds")}
+            record = score(folder, seed, lead, corrected, steps)
+        records.add(record)
+        figures = {key: record[key] for key in ("age", "clipped", "seconds")}
         print(
-            f"seed {seed}, {_named(lead, corrected)}: {share(found['correct']):.3f} {figures}",
+            f"seed {seed}, {_named(lead, corrected)}: {share(record['correct']):.3f} {figures}",
             flush=True,
         )
     return summarise(records.read())
@@ -222,19 +222,21 @@ def _named(lead: int, corrected: bool) -> str:
 def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """By lead and correction: exact match, and the difference from lead 0 paired by seed."""
     rows: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for one in sorted(records, key=lambda one: (not one["corrected"], one["lead"], one["seed"])):
-        rows.setdefault(_named(one["lead"], one["corrected"]), {})[one["seed"]] = one
+    for record in sorted(
+        records, key=lambda record: (not record["corrected"], record["lead"], record["seed"])
+    ):
+        rows.setdefault(_named(record["lead"], record["corrected"]), {})[record["seed"]] = record
     base = rows["0"]
     return {
         name: {
-            **interval([share(one["correct"]) for one in of_seed.values()]),
+            **interval([share(record["correct"]) for record in of_seed.values()]),
             "minus_lead_0": interval(
                 [
-                    share(one["correct"]) - share(base[seed]["correct"])
-                    for seed, one in of_seed.items()
+                    share(record["correct"]) - share(base[seed]["correct"])
+                    for seed, record in of_seed.items()
                 ]
             ),
-            "age": round(statistics.fmean(one["age"] for one in of_seed.values()), 2),
+            "age": round(statistics.fmean(record["age"] for record in of_seed.values()), 2),
             "seeds": list(of_seed),
         }
         for name, of_seed in rows.items()
@@ -324,8 +326,8 @@ def kills(folder: Path, policy: Path, times: int, steps: int) -> dict[str, int]:
     whole = begun("whole")
     whole.join()
     seconds = time.monotonic() - started
-    found = Counter({"discarded": 0, "paid_twice": 0, "killed": 0})
-    while found["killed"] < times:
+    counts = Counter({"discarded": 0, "paid_twice": 0, "killed": 0})
+    while counts["killed"] < times:
         name = f"killed {rng.random()}"
         process = begun(name)
         process.join(rng.uniform(0.3 * seconds, seconds))
@@ -338,12 +340,12 @@ def kills(folder: Path, policy: Path, times: int, steps: int) -> dict[str, int]:
         assert (folder / name / "ended").exists(), "a resumed run does not come to its end"
         paid = Counter((folder / name / "paid").read_text().split("\n")[:-1])
         used = set((folder / name / "used").read_text().split())
-        found["killed"] += 1
-        found["replies"] += sum(paid.values())
-        found["paid_twice"] += sum(paid.values()) - len(paid)
-        found["discarded"] += sum(one.split()[0] not in used for one in paid)
-    print(f"kills: {dict(found)}", flush=True)
-    return dict(found)
+        counts["killed"] += 1
+        counts["replies"] += sum(paid.values())
+        counts["paid_twice"] += sum(paid.values()) - len(paid)
+        counts["discarded"] += sum(reply.split()[0] not in used for reply in paid)
+    print(f"kills: {dict(counts)}", flush=True)
+    return dict(counts)
 
 
 # --- the script -------------------------------------------------------------------------------------------------------

@@ -201,47 +201,85 @@ def _find_values(text: str) -> Iterator[tuple[list[Any], str]]:
         `tuple[list, str]`: The values of a block, and the text that its last value was repaired
         from, if it was.
     """
-    # Escaping changes no fence: the n-th one in either text is the same.
-    escaped = escape_latex(text)
-    fences = [0, *(match.start() for match in _FENCE.finditer(text)), len(text)]
-    escaped_fences = [0, *(match.start() for match in _FENCE.finditer(escaped)), len(escaped)]
+    reader = _ValueReader(text)
     block: list[Any] = []
     end = 0
-    attempts = 0  # to read a value across fences
-    part = -1
-    part_text = ""
-    while (match := _JSON.search(escaped, end)) is not None:
+    while (match := _JSON.search(reader.escaped, end)) is not None:
         start = match.start()
         # Text between two values ends the block.
-        if block and escaped[end:start].strip(" \t\r\n,"):
+        if block and reader.escaped[end:start].strip(" \t\r\n,"):
             yield block, ""
             block = []
-        # Find the part between two fences in which the value begins.
-        if part < 0 or start >= escaped_fences[part + 1]:
-            part = bisect_right(escaped_fences, start) - 1
-            part_text = escaped[escaped_fences[part] : escaped_fences[part + 1]]
-        part_start = escaped_fences[part]
-        part_end = escaped_fences[part + 1]
         try:
-            try:
-                value, length = _DECODER.raw_decode(part_text, start - part_start)
-                end = part_start + length
-            except json.JSONDecodeError as error:
-                # The fence may stand in the text of an edit. A few attempts of limited length take
-                # constant time.
-                if not error.msg.startswith("Unterminated string") or attempts == _MAX_ATTEMPTS:
-                    raise
-                attempts += 1
-                value, length = _DECODER.raw_decode(escaped[start : start + _MAX_VALUE_LENGTH])
-                end = start + length
-        except (ValueError, RecursionError):
-            block.append(_repair(escaped[start:part_end]))
-            yield block, text[fences[part] : fences[part + 1]].rstrip()
-            block = []
-            end = part_end
-        else:
+            value, end = reader.read(start)
             block.append(value)
+        except (ValueError, RecursionError):
+            value, repaired_text = reader.repair(start)
+            yield [*block, value], repaired_text
+            block = []
+            end = reader.part_end
     yield block, ""
+
+
+class _ValueReader:
+    """Reads JSON values in a text with code fences.
+
+    Attributes:
+        escaped (`str`): The text with LaTeX escaped, to which all positions belong.
+    """
+
+    def __init__(self, text: str):
+        self.escaped = escape_latex(text)
+        self._text = text
+        # Escaping changes no fence: the n-th one in either text is the same.
+        self._fences = _fence_positions(text)
+        self._escaped_fences = _fence_positions(self.escaped)
+        # The part between two fences that was read last. It is cut out once for all of its values.
+        self._part = -1
+        self._part_text = ""
+        self._attempts = 0  # to read a value across fences
+
+    def read(self, start: int) -> tuple[Any, int]:
+        """Return the value that begins at a position, and its end.
+
+        Raises:
+            `ValueError` or `RecursionError`: It cannot be read.
+        """
+        self._go_to_part(start)
+        part_start = self._escaped_fences[self._part]
+        try:
+            value, length = _DECODER.raw_decode(self._part_text, start - part_start)
+            return value, part_start + length
+        except json.JSONDecodeError as error:
+            # The fence may stand in the text of an edit. A few attempts of limited length take
+            # constant time.
+            if not error.msg.startswith("Unterminated string") or self._attempts == _MAX_ATTEMPTS:
+                raise
+        self._attempts += 1
+        value, length = _DECODER.raw_decode(self.escaped[start : start + _MAX_VALUE_LENGTH])
+        return value, start + length
+
+    def repair(self, start: int) -> tuple[Any, str]:
+        """Return the value from a position to the next fence, and the text between the fences."""
+        self._go_to_part(start)
+        part_text = self._text[self._fences[self._part] : self._fences[self._part + 1]]
+        return _repair(self.escaped[start : self.part_end]), part_text.rstrip()
+
+    @property
+    def part_end(self) -> int:
+        """The fence behind the value that was read last."""
+        return self._escaped_fences[self._part + 1]
+
+    def _go_to_part(self, position: int) -> None:
+        if self._part >= 0 and position < self.part_end:
+            return
+        self._part = bisect_right(self._escaped_fences, position) - 1
+        self._part_text = self.escaped[self._escaped_fences[self._part] : self.part_end]
+
+
+def _fence_positions(text: str) -> list[int]:
+    """The start and the end of a text, and between them its code fences."""
+    return [0, *(match.start() for match in _FENCE.finditer(text)), len(text)]
 
 
 def _repair_across_fences(text: str) -> Iterator[tuple[list[Any], str]]:

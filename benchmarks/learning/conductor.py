@@ -242,6 +242,19 @@ def warm_up(
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
+def judge_workers(rollout: Rollout) -> list[bool]:
+    """For each call that can be read, whether it goes to a worker of its kind."""
+    workers = rollout.row["workers"]
+    calls = [call for turn in rollout.turns for call in GRAMMAR.read_calls(turn.text)]
+    results = []
+    for call in calls:
+        expression = read_question(call.arguments["request"])
+        if expression is not None and not isinstance(expression, str):
+            worker = workers.get(call.arguments["worker"])
+            results.append(is_expert(worker, expression[0]))
+    return results
+
+
 def measure_agent(model: Path, environment: Any, rows: Sequence[Row], seed: int) -> dict[str, Any]:
     """Scores, costs and calls of a saved conductor."""
     from agentic_prompting import PromptAgent
@@ -251,15 +264,7 @@ def measure_agent(model: Path, environment: Any, rows: Sequence[Row], seed: int)
         model, environment, AgentSpec.load(model), max_batch_size=BATCH
     )
     rollouts = agent.answer_all(list(rows), seed=seed, progress=False)
-    right_worker = []
-    for rollout in rollouts:
-        workers = rollout.row["workers"]
-        for turn in rollout.turns:
-            for call in GRAMMAR.read_calls(turn.text):
-                expression = read_question(call.arguments["request"])
-                if expression is not None and not isinstance(expression, str):
-                    worker = workers.get(call.arguments["worker"])
-                    right_worker.append(is_expert(worker, expression[0]))
+    right_worker = [is_right for rollout in rollouts for is_right in judge_workers(rollout)]
     count = len(rollouts)
     calls = [reply for rollout in rollouts for reply in rollout.replies]
     return {

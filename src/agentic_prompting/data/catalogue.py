@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from .loading import open_source
 from .records import first_line
@@ -102,13 +103,12 @@ def check_sources(names: Sequence[str] = (), online: bool = False) -> list[Sourc
     # Every split at every source, and at each repository that a source is put together from.
     checks = []
     for name, task in tasks.items():
-        for split in task.expected_rows:
-            for source in task.sources:
-                # A source that names its files may lack some of the splits.
-                if source.files and split not in source.files:
-                    continue
-                for repository in source.repositories():
-                    checks.append(check(name, task, split, repository))
+        for split, source in product(task.expected_rows, task.sources):
+            # A source that names its files may lack some of the splits.
+            if source.files and split not in source.files:
+                continue
+            for repository in source.repositories():
+                checks.append(check(name, task, split, repository))
     return checks
 
 

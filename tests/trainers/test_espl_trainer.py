@@ -372,7 +372,7 @@ def test_a_run_resumes_bit_for_bit_whatever_reflects(tiny_policy, rows, tmp_path
 
 
 def test_a_one_call_reflection_that_goes_wrong_is_counted_and_training_goes_on(
-    tiny_policy, rows, tmp_path
+    tiny_policy, rows, tmp_path, caplog
 ):
     replies = iter(
         [
@@ -401,6 +401,7 @@ def test_a_one_call_reflection_that_goes_wrong_is_counted_and_training_goes_on(
         "Ask first .",
         "New .",
     ]
+    assert "no new system prompt" not in caplog.text
 
 
 @pytest.mark.parametrize("place", ["system", "user", "after"])
@@ -474,7 +475,7 @@ def test_evaluation_is_under_the_best_prompt(tiny_policy, rows, tmp_path):
     assert messages[0] == {"role": "system", "content": trainer.population.best().text}
 
 
-def test_a_dead_reference_changes_nothing(tiny_policy, rows, tmp_path):
+def test_a_dead_reference_changes_nothing(tiny_policy, rows, tmp_path, caplog):
     trainer = trainer_for(
         tiny_policy, tmp_path, rows, Reference(fail_on=lambda n: True), evolution_lag=0
     )
@@ -486,6 +487,8 @@ def test_a_dead_reference_changes_nothing(tiny_policy, rows, tmp_path):
         if "loss" in entry
     ]
     assert logged == [None, 1.0, 1.0, 1.0]
+    assert caplog.text.count("no new system prompt") == 1
+    assert "call_failed 3" in caplog.text
 
 
 def test_a_reference_that_can_never_answer_stops_training(tiny_policy, rows, tmp_path):

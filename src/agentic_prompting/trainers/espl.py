@@ -46,7 +46,7 @@ from ..rollout import AgentSpec, ChatFormat, Environment, Rollout, transcript
 from .config import ESPLConfig
 from .grpo import MultiTurnGRPOTrainer
 from .population_prompts import PopulationPrompts
-from .reflectors import PolicyReflector, ReferenceReflector, check_reflector
+from .reflectors import PolicyReflector, ReferenceReflector, ReflectionWatch, check_reflector
 from .reward_functions import RewardFunction, RewardFunctions
 from .rollouts import Batch
 from .warm_start import distill_prompt
@@ -127,6 +127,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         )
         self.population = self.generation.population
         self._journal = EvolutionJournal(journal_beside(Path(args.output_dir) / POPULATION_FILE))
+        self._reflection_watch = ReflectionWatch()
 
         # Step and index of the last rated batch; and of the last one that the checkpoint had rated.
         self._rated_batch = (-1, -1)
@@ -282,6 +283,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             if self.accelerator.is_main_process:
                 records = attempt_records(task, outcomes, children, self.population)
                 self._journal.write(records)
+                self._reflection_watch.note(outcomes)
 
     @staticmethod
     def _trains_weights(args: ESPLConfig) -> bool:
@@ -330,6 +332,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         # A new training plays under prompts again, even if an earlier one was distilled.
         self.prompts.is_distilled = False
         output = super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+        # A run may be too short for the warning during training.
+        self._reflection_watch.warn()
         if self.args.eval_all:
             self.evaluate_prompts()
         if self.args.distill_epochs:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -30,6 +31,9 @@ from ..rollout import (
 from .config import ESPLConfig
 
 logger = logging.getLogger(__name__)
+
+# Attempts without a child after which a run is warned of its reflector.
+MAX_SILENT_FAILURES = 3
 
 
 class ReferenceReflector:
@@ -161,6 +165,52 @@ class PolicyReflector:
         sample = await self.get_policy()(SampleRequest(context, max_tokens, seed))
         text = self.chat_format.parse(sample.ids).text
         return Reply(text, usage=Usage(len(context), len(sample.ids)))
+
+
+class ReflectionWatch:
+    """Warns once if the attempts of a run to write a new system prompt all fail.
+
+    Training goes on without children, so that only the log would show it.
+    """
+
+    def __init__(self) -> None:
+        self.failures: Counter[str] = Counter()  # by reason, and what could not be read
+        self.failed_attempts = 0
+        self.first_error = ""
+        self.has_child = False
+        self.has_warned = False
+
+    def note(self, outcomes: Sequence[Outcome]) -> None:
+        """Count the outcomes of a batch, after its children have joined the population."""
+        for outcome in outcomes:
+            if outcome.reason == "child":
+                self.has_child = True
+            if not outcome.failed:
+                continue
+            self.failed_attempts += 1
+            self.failures[outcome.reason] += 1
+            for name, count in outcome.counts.items():
+                if name.startswith(("unread/", "refused/")):
+                    self.failures[name] += count
+            if outcome.error is not None and not self.first_error:
+                self.first_error = f"; the first error: {outcome.error}"
+        if self.failed_attempts >= MAX_SILENT_FAILURES:
+            self.warn()
+
+    def warn(self) -> None:
+        """Warn if there were attempts and none has made a child."""
+        if self.has_child or self.has_warned or not self.failed_attempts:
+            return
+        self.has_warned = True
+        reasons = ", ".join(f"{name} {count}" for name, count in self.failures.items())
+        logger.warning(
+            "no new system prompt: all %d attempts to write one have failed (%s)%s; evolution.jsonl "
+            "in output_dir has each of them. Take a more capable reference LLM, or raise max_words= "
+            "or the max_tokens of its replies",
+            self.failed_attempts,
+            reasons,
+            self.first_error,
+        )
 
 
 def _share_outcomes(reflect: Callable[[], list[Outcome]] | None) -> list[Outcome]:

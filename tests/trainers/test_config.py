@@ -23,3 +23,14 @@ def test_copied_arguments_keep_the_hub_token(tmp_path):
 def test_a_budget_can_be_reached(tmp_path, name, budget):
     with pytest.raises(ValueError, match=name):
         MultiTurnGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **{name: budget})
+
+
+def test_batch_sizes_that_work_are_named(tmp_path):
+    with pytest.raises(ValueError, match="of 8: make that 6 or 9 .per_device_train_batch_size x"):
+        MultiTurnGRPOConfig(
+            str(tmp_path),
+            use_cpu=True,
+            bf16=False,
+            per_device_train_batch_size=8,
+            num_generations=3,
+        )

@@ -40,9 +40,11 @@ def validate_dataset(
     # The columns have to exist.
     missing = [column for column in columns if column not in first_row]
     if missing:
-        raise ValueError(
-            f"the dataset has no column {quote_names(missing)}; it has: {', '.join(first_row)}"
-        )
+        hint = ""
+        if "question" in missing:
+            hint = "; rename yours, or give a trainer a column `prompt`, which it uses as it is"
+        names = ", ".join(first_row)
+        raise ValueError(f"the dataset has no column {quote_names(missing)}; it has: {names}{hint}")
 
     # Check the values of the columns whose type is known.
     checks = {column: _CHECKS[column] for column in columns if column in _CHECKS}

@@ -165,7 +165,19 @@ class MultiTurnGRPOConfig(GRPOConfig):
         if batch_size == defaults["per_device_eval_batch_size"]:
             group_size = self.num_generations_eval or self.num_generations
             self.per_device_eval_batch_size: int = math.ceil(batch_size / group_size) * group_size
-        super().__post_init__()
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            # TRL's message names only `generation_batch_size`, which few users set themselves.
+            if not self.generation_batch_size or not self.steps_per_generation:
+                raise
+            group_size = self.num_generations
+            if group_size < 2 or self.generation_batch_size % group_size == 0:
+                raise
+            raise ValueError(
+                f"the num_generations={group_size} rollouts of a question do not divide "
+                f"{self._name_batch_sizes(group_size)}"
+            ) from error
 
         # Check the options by environment, which TRL has parsed if they were JSON.
         self.limits()
@@ -175,6 +187,18 @@ class MultiTurnGRPOConfig(GRPOConfig):
                 raise ValueError(f"{name} must be a dict by environment, got {value!r}")
         if self.async_lead:
             self._check_lead()
+
+    def _name_batch_sizes(self, rollouts_per_problem: int) -> str:
+        """Return the size of the generation batch, the nearest ones that work, and its factors."""
+        size = self.generation_batch_size
+        lower = size // rollouts_per_problem * rollouts_per_problem
+        sizes = [str(near) for near in (lower, lower + rollouts_per_problem) if near]
+        return (
+            f"the generation batch of {size}: make that {' or '.join(sizes)} "
+            "(per_device_train_batch_size x processes x steps_per_generation = "
+            f"{self.per_device_train_batch_size} x {self.world_size} x "
+            f"{self.steps_per_generation})"
+        )
 
     def _check_vllm_sync(self) -> None:
         if self.vllm_sync not in ("nccl", "adapter", "disk"):
@@ -393,16 +417,10 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
         # A batch must have whole problems: name the nearest sizes that do.
         rollouts_per_problem = self.prompts_per_step * self.num_generations
         if self.generation_batch_size % rollouts_per_problem:
-            lower = self.generation_batch_size // rollouts_per_problem * rollouts_per_problem
-            sizes = [str(size) for size in (lower, lower + rollouts_per_problem) if size]
             raise ValueError(
                 "each problem takes prompts_per_step x num_generations = "
                 f"{self.prompts_per_step} x {self.num_generations} = {rollouts_per_problem} "
-                "rollouts, which does not divide the generation batch of "
-                f"{self.generation_batch_size}: make that {' or '.join(sizes)} "
-                "(per_device_train_batch_size x processes x steps_per_generation = "
-                f"{self.per_device_train_batch_size} x {self.world_size} x "
-                f"{self.steps_per_generation})"
+                f"rollouts, which does not divide {self._name_batch_sizes(rollouts_per_problem)}"
             )
 
     def describe_batch(self) -> str:

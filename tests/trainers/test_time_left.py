@@ -42,6 +42,7 @@ def test_the_line_of_a_step_says_how_long_the_others_take(capsys, monkeypatch):
         callback.on_log(None, state, None, {"reward": 0.5})
     callback.on_train_end(None, state, None)
     assert capsys.readouterr().out.splitlines() == [
+        "resuming after step 4 of 24",
         "step 5: reward 0.500, about 57 s left",
         "step 24: reward 0.500",
     ]

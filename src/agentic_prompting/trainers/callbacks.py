@@ -160,6 +160,9 @@ class OneLineProgress(ProgressCallback):
             self._lines = ProgressLines(state.max_steps, self.unit, state.global_step)
         self._print_interval = PrintInterval(at_once=True)
         self._unwritten = ""
+        # A resumed run says where it goes on.
+        if state.global_step and state.is_world_process_zero:
+            self._write(f"resuming after step {state.global_step} of {state.max_steps}")
 
     def on_step_end(
         self,

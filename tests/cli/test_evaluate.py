@@ -11,7 +11,7 @@ from agentic_prompting import PromptAgent
 from agentic_prompting.cli import evaluate
 from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.report.evaluation_summary import read_evaluation
-from agentic_prompting.rollout import AgentSpec
+from agentic_prompting.rollout import AgentSpec, FreeText
 from support.policies import make_asking_conductor
 
 
@@ -59,6 +59,41 @@ def test_a_run_that_has_trained_on_or_asks_another_is_not_continued(
     weights.write_bytes(weights.read_bytes())  # as a trainer that saves again
     status, _, err = run("evaluate", "--run", trained, *mine, "--sandbox", *where)
     assert status == 2 and "answers of another system" in err
+
+
+PROGRAM = """
+from openai import OpenAI
+from agentic_prompting import Program
+
+def agent(row, base_url, api_key):
+    client = OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+    client.chat.completions.create(model="agent", messages=[{"role": "user", "content": row["question"]}])
+    return "Swahili"
+
+program = Program(agent)
+"""
+
+
+def test_a_named_program_plays_a_free_text_agent(run, asking_policy, mine, tmp_path):
+    """What a trainer saves of a program answers with free text, so that nothing but the option names it."""
+    trained = tmp_path / "run"
+    shutil.copytree(asking_policy, trained)
+    replace(AgentSpec.load(trained), grammar=FreeText()).save(trained)
+    (tmp_path / "own_agent.py").write_text(PROGRAM)
+    status, out, err = run(
+        "evaluate",
+        *("--run", trained, *mine, "--program", f"{tmp_path}/own_agent.py:program"),
+        *("--output-dir", tmp_path / "out", "--json"),
+    )
+    assert status == 0, err
+    (result,) = json.loads(out)["results"]
+    assert result["estimates"]["exact_match"]["mean"] == 0.5
+
+    # Without the program the weights answer alone, and a line says so.
+    (trained / "rollouts").mkdir(exist_ok=True)
+    (trained / "rollouts" / "log.jsonl").write_text('{"program/calls": 1}\n')
+    status, _, err = run("evaluate", "--run", trained, *mine, "--output-dir", tmp_path / "alone")
+    assert status == 0 and "--program" in err
 
 
 def test_the_questions_metrics_and_repeats_are_options(run, asking_policy, mine, tmp_path):

@@ -238,9 +238,24 @@ def _check_run(options: EvaluateOptions, run: Path) -> bool:
     names_environment = options.sandbox or options.environment or options.environment_model
     if not answers_alone or names_environment:
         options.check_environment()
+    elif _was_trained_in_program(run):
+        print_error(
+            f"{run} was trained inside an agent program, and is asked here without it: name it with "
+            "--program MODULE:NAME"
+        )
     if options.base is not None:
         check_model(options.base)
-    return not answers_alone
+    # An environment of your own is always used: the free text of a program is no answer by itself.
+    return not answers_alone or options.environment is not None
+
+
+def _was_trained_in_program(run: Path) -> bool:
+    """Whether the log of a training run counts the calls of an agent program."""
+    log = run / "rollouts" / "log.jsonl"
+    if not log.is_file():
+        return False
+    with open(log, encoding="utf-8") as lines:
+        return "program/calls" in next(lines, "")
 
 
 def _systems_of_run(

@@ -1,5 +1,6 @@
 """Warnings about programs whose rollouts look wrong: each once, and none where nothing is wrong."""
 
+import asyncio
 import itertools
 import json
 import time
@@ -7,7 +8,13 @@ import time
 import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from agentic_prompting.programs import Call, ChatMessage, CompletionRequest, Program
+from agentic_prompting.programs import (
+    Call,
+    ChatMessage,
+    CompletionRequest,
+    Program,
+    agent_program,
+)
 from agentic_prompting.programs.advice import find_changed_message
 from support.programs import play_program
 
@@ -164,6 +171,40 @@ def test_rollouts_that_fail_where_the_policy_writes_little(failing, mistakes, wa
     )
     warnings = [text for text in warnings_in(caplog) if "wrote less" in text]
     assert len(warnings) == warned and all("mistakes=" in text for text in warnings)
+
+
+@pytest.mark.parametrize(
+    ("names", "warned"),
+    [(["agent", "orcale"], True), (["gpt-4o", "orcale"], True), (["gpt-4o", "gpt-4o"], False)],
+)
+def test_several_models_that_the_policy_answers(names, warned, caplog):
+    async def agent(row, base_url, api_key):
+        client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+        for name in [*names, "oracle"]:
+            await client.chat.completions.create(model=name, messages=[Q])
+        return "done"
+
+    program = Program(agent, llms={"oracle": lambda messages: "yes"})
+    for _ in range(2):
+        play_program(program)
+    warnings = warnings_in(caplog)
+    assert len(warnings) == warned
+    assert all("orcale" in text and "has oracle" in text for text in warnings)
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_program_that_hangs_is_noticed(hangs, caplog, monkeypatch):
+    monkeypatch.setattr(agent_program, "_IDLE_SECONDS", 0.1)
+
+    async def agent(row, say):
+        await say([Q])
+        if hangs:
+            await asyncio.Event().wait()
+        return "done"
+
+    rollout, _ = play_program(program_of(agent, timeout=1))
+    assert (rollout.status == "failed") == hangs
+    assert ["neither called" in text for text in warnings_in(caplog)] == [True] * hangs
 
 
 def test_wishes_that_make_no_difference_are_said_once(caplog):

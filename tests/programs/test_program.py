@@ -1,6 +1,7 @@
 """Programs against the gateway, with a scripted policy: what they get, what becomes of the rollout."""
 
 import asyncio
+import concurrent.futures.thread
 import json
 import socket
 import sys
@@ -348,6 +349,17 @@ async def exits(row, base_url, api_key):
 def test_failures_are_data(agent, what):
     rollout, _ = play_program(agent, timeout=1.5)
     assert rollout.status == "failed" and what in str(rollout.error)
+
+
+def test_a_function_that_hangs_lets_the_interpreter_exit():
+    end = threading.Event()
+    rollout, _ = play_program(lambda row, base_url, api_key: end.wait(), timeout=0.5)
+    threads = [one for one in threading.enumerate() if one.name.startswith("agentic-prompting-pr")]
+    assert rollout.status == "failed" and threads
+    # Python waits at exit for the threads of a ThreadPoolExecutor, and for all that are no daemons.
+    known = concurrent.futures.thread._threads_queues
+    assert all(thread.daemon and thread not in known for thread in threads)
+    end.set()
 
 
 async def reads_json(row, base_url, api_key):

@@ -87,6 +87,37 @@ class Advice:
         if has_raised:
             self._warn_of_short_failures()
 
+    def warn_of_model_names(
+        self, calls: Sequence[Call], policy_name: str, llm_names: Collection[str]
+    ) -> None:
+        """Warn if the policy has answered calls of several models: one may be a large LLM.
+
+        Args:
+            calls (`Sequence[Call]`): The calls of the policy in a finished rollout.
+            policy_name (`str`): The policy's name as a model.
+            llm_names (`Collection[str]`): The names of the large LLMs.
+        """
+        model_names = sorted({call.request.model for call in calls})
+        if len(model_names) < 2:
+            return
+        text = (
+            f"the program calls the models {', '.join(model_names)}, and the policy answers all of "
+            f"them: llms= has {', '.join(llm_names) or 'no model'}. If one is a large LLM, give it "
+            "there under the same name"
+        )
+        if policy_name in model_names:
+            text += f"; calls that do not name {policy_name} are not trained by default"
+        self.warn_once("model names", text)
+
+    def warn_of_idle_program(self, seconds: float, timeout: float) -> None:
+        """Warn of a program that neither calls a model nor returns."""
+        self.warn_once(
+            "idle",
+            f"a program has neither called a model nor returned for {seconds:.0f} s; its rollout "
+            f"fails after {timeout:g} s (timeout=). If it hangs, set a time limit on what it waits "
+            "for",
+        )
+
     def warn_once(self, topic: str, text: str) -> None:
         """Log a warning, if it is the first on its topic."""
         if topic not in self._warned:

@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import logging
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -44,6 +45,7 @@ from .session import Session
 logger = logging.getLogger(__name__)
 
 _STOP_SECONDS = 2.0
+_IDLE_SECONDS = 60.0  # without a request, before a warning
 _GRACE_SECONDS = 10.0  # for a process to end, after it has heard that its rollout is over
 
 
@@ -364,9 +366,17 @@ class AgentProgram(Environment, ABC):
             `Exception`: Whatever the policy raises.
         """
         pending: set[asyncio.Future[Any]] = {task, session.end}
-        done, _ = await asyncio.wait(
-            pending, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED
-        )
+        done: set[asyncio.Future[Any]] = set()
+        deadline = time.monotonic() + self.timeout
+        # Wait piece by piece, to see a program that hangs long before its time is over.
+        while not done and (remaining := deadline - time.monotonic()) > 0:
+            done, _ = await asyncio.wait(
+                pending,
+                timeout=min(remaining, _IDLE_SECONDS),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not done and session.idle_seconds >= _IDLE_SECONDS:
+                self._advice.warn_of_idle_program(session.idle_seconds, self.timeout)
         # The end of the session counts before anything that the program made of it.
         if session.end in done:
             session.end.result()  # raises the error with which the session has ended, if any
@@ -453,6 +463,7 @@ class AgentProgram(Environment, ABC):
     async def _look_at_calls(self, session: Session, error: LLMError | None) -> None:
         """Warn about common problems of programs."""
         calls = session.tree.calls
+        self._advice.warn_of_model_names(calls, self.model, self.models)
         # The comparison of histories takes time: it is left out once it has found something.
         changed_message = ""
         if self._advice.wants_changed_message:

@@ -14,13 +14,13 @@ import inspect
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any, Unpack
 
 from ..llm import ServerFailed
 from ..llm.guard import call_guarded_on
+from ..llm.threads import DaemonThreads
 from ..rollout import Rollout
 from .agent_program import AgentProgram, AgentRun, ProgramOptions, RunRequest, read_reward
 from .session import Session
@@ -217,9 +217,9 @@ def _read_returned(value: Any) -> dict[str, Any] | None:
 
 
 @cache
-def _program_threads(pid: int) -> ThreadPoolExecutor:
+def _program_threads(pid: int) -> DaemonThreads:
     """Threads for plain functions. Those of the background loop may be needed by large LLMs meanwhile."""
-    return ThreadPoolExecutor(THREADS, "agentic-prompting-program")
+    return DaemonThreads(THREADS, "agentic-prompting-program")
 
 
 @cache

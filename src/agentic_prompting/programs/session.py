@@ -135,10 +135,18 @@ class Session:
         self._running: set[asyncio.Future[Any]] = set()  # calls in progress, for `close` to cancel
         self._grace_timer: asyncio.TimerHandle | None = None
         self._request_count = 0
+        self._last_activity = time.monotonic()  # a request, or the end of a call
         self._call_count = 0
         self._context_errors = 0  # since the last call that continued a conversation
         self._undelivered_attempts: Counter[bytes] = Counter()  # by conversation, until a retry
         self._llm_request_counts: Counter[int] = Counter()  # by hash of the request
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds since the last request or reply; 0 while a call is in progress."""
+        if self._running:
+            return 0.0
+        return time.monotonic() - self._last_activity
 
     # ---- before the body of a request is read ----
 
@@ -149,6 +157,7 @@ class Session:
             [`Refusal`]: The session has ended, or the rollout has sent too many requests.
         """
         self._refuse_if_ended()
+        self._last_activity = time.monotonic()
         self._request_count += 1
         if self._request_count > self.max_requests:
             self._refuse_over_limit(f"{self.max_requests} requests")
@@ -393,6 +402,7 @@ class Session:
             raise
         finally:
             self._running.discard(task)
+            self._last_activity = time.monotonic()
 
     def _refuse_if_ended(self) -> None:
         """Refuse a call after the end of the session."""

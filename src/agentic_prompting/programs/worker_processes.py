@@ -20,13 +20,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
 from ..llm.guard import call_guarded_on, traceback_of
+from ..llm.threads import DaemonThreads
 from .failures import ProgramFailed, raised_by
 
 THREADS = 1024  # plain functions at once
@@ -216,7 +216,7 @@ async def _serve(
 ) -> None:
     # Plain functions run in threads, `async` ones as tasks of this loop.
     loop = asyncio.get_running_loop()
-    threads = ThreadPoolExecutor(THREADS)
+    threads = DaemonThreads(THREADS, "agentic-prompting-program")
     episodes: dict[int, asyncio.Task[None]] = {}
 
     async def play(number: int, pickled_arguments: bytes) -> None:

@@ -638,6 +638,19 @@ def test_two_runs_are_compared_question_by_question(two_systems):
         compare_runs(first, other)
 
 
+def test_single_systems_are_compared_whatever_their_names():
+    def answers(text):
+        return PromptedSystem(ScriptedChat(lambda messages: f"Answer: {text}"), None)
+
+    before = evaluate_agent({"base": answers("no")}, [TASK], runs=1, progress=False)
+    after = evaluate_agent({"trained": answers("no")}, [TASK], runs=1, progress=False)
+    (comparison,) = compare_runs(before, after, ("one", "two"))
+    assert (comparison.first, comparison.second) == ("base (one)", "trained (two)")
+    both = evaluate_agent({"a": answers("no"), "b": answers("no")}, [TASK], progress=False, runs=1)
+    with pytest.raises(ValueError, match="base on sums, and a, b on sums"):
+        compare_runs(before, both)
+
+
 def test_form_is_scored_where_there_are_turns():
     good = (
         "<think>t</think> <interaction_prompt>q</interaction_prompt>",

@@ -137,6 +137,9 @@ def compare_runs(
 ) -> list[Comparison]:
     """Compare the systems that two evaluations share, on the tasks that they share.
 
+    If each has a single system, these are compared whatever their names: an agent before and after
+    training, for example.
+
     Raises:
         `ValueError`: If the evaluations share nothing, or asked different questions.
     """
@@ -153,22 +156,35 @@ def compare_runs(
 
     # Pair the results of a system on a task. What only one of the runs has is left out.
     second_results = {(result.system, result.task): result for result in second.results}
+    first_systems = sorted({result.system for result in first.results})
+    second_systems = sorted({result.system for result in second.results})
+    is_single_pair = len(first_systems) == len(second_systems) == 1
     comparisons = []
     for first_result in first.results:
-        second_result = second_results.get((first_result.system, first_result.task))
+        second_system = second_systems[0] if is_single_pair else first_result.system
+        second_result = second_results.get((second_system, first_result.task))
         if second_result is None:
             continue
         comparison = _compare(
             first_result,
             second_result,
             f"{first_result.system} ({names[0]})",
-            f"{first_result.system} ({names[1]})",
+            f"{second_system} ({names[1]})",
         )
         if comparison is not None:
             comparisons.append(comparison)
     if not comparisons:
-        raise ValueError("the two runs have no system on the same task in common")
+        raise ValueError(
+            "the two runs have no system on the same task in common: "
+            f"{_describe_contents(first)}, and {_describe_contents(second)}"
+        )
     return comparisons
+
+
+def _describe_contents(evaluation: Evaluation) -> str:
+    systems = sorted({result.system for result in evaluation.results})
+    tasks = sorted({result.task for result in evaluation.results})
+    return f"{', '.join(systems) or 'no system'} on {', '.join(tasks) or 'no task'}"
 
 
 def _compare(first: Result, second: Result, first_name: str, second_name: str) -> Comparison | None:

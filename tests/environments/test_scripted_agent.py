@@ -1,6 +1,6 @@
 """A script plays the agent, to try an environment out."""
 
-from agentic_prompting.environments import as_environment
+from agentic_prompting.environments import Worker, Workers, as_environment
 from agentic_prompting.environments.scripted_agent import play_script
 from agentic_prompting.rollout import AgentSpec, Observation, TagGrammar
 
@@ -15,7 +15,7 @@ def play(requests=()):
         return Observation("a reply")
 
     rollouts = play_script(
-        as_environment(step), AgentSpec("{question}", TagGrammar()), ROWS, requests
+        as_environment(step), AgentSpec("{question}", grammar=TagGrammar()), ROWS, requests
     )
     return rollouts, asked
 
@@ -32,3 +32,15 @@ def test_each_request_is_a_turn():
     rollouts, asked = play(["one", f"<{tag}>two</{tag}>"])
     assert sorted(asked) == ["one", "one", "two", "two"]
     assert all(len(rollout.turns) == 3 for rollout in rollouts)
+
+
+def test_every_worker_of_a_conductor_is_asked():
+    pool = {"A": Worker(str.upper, takes="text"), "B": Worker(str.title, takes="text")}
+    environment = Workers(pool)
+    spec = AgentSpec(environment.prompt_template, grammar=environment.grammar)
+    (first, _) = play_script(environment, spec, ROWS)
+    assert first.observations[0].error is None
+    # The order of the workers is drawn.
+    assert set(first.observations[0].parts) == {"WHAT IS 2 PLUS 2 ?", "What Is 2 Plus 2 ?"}
+    (named, _) = play_script(environment, spec, ROWS, ['<ask to="B">one</ask>'])
+    assert named.observations[0].parts == ("One",)

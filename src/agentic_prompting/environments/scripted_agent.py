@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..llm import run
 from ..rollout import (
     AgentSpec,
+    AskGrammar,
     Environment,
     Limits,
     Rollout,
@@ -44,7 +45,8 @@ def play_script(
         spec ([`AgentSpec`]): The prompt and the grammar of the agent.
         rows (`Sequence[dict]`): Rows with `question` and `answers`.
         requests (`Sequence[str]`, *optional*): The requests of each episode, with the tags of the
-            grammar or without. Defaults to the question or, with tools, to a call of one of them,
+            grammar or without; a conductor's without a worker's name goes to every worker. Defaults
+            to the question or, with tools, to a call of one of them,
             of another one in each episode.
         tools (`Sequence[dict]`, *optional*): The schemas of the tools: `name` and `parameters`.
     """
@@ -86,13 +88,17 @@ class _ScriptedPolicy:
             # Grammars call the tag of a request `act` or `call`.
             tag = getattr(self.grammar, "act", getattr(self.grammar, "call", None))
             text = _without_tag(requests[len(rollout.turns)], tag)
+            action = f"<{tag}> {text} </{tag}>"
+            if isinstance(self.grammar, AskGrammar):
+                action = _name_workers(text, tag, rollout.row.get("workers") or ())
         else:
             tag = getattr(self.grammar, "answer", None)
             text = rollout.row["answers"][0]
+            action = f"<{tag}> {text} </{tag}>"
         # A grammar without such a tag takes the text as it is.
         if tag:
             think = getattr(self.grammar, "think", "think")
-            text = f"<{think}> scripted </{think}> <{tag}> {text} </{tag}>"
+            text = f"<{think}> scripted </{think}> {action}"
         return Sample([ord(character) for character in text])
 
     def _make_request(self, rollout: Rollout) -> str:
@@ -124,6 +130,13 @@ class _ScriptedPolicy:
         prefix, suffix = self.grammar.frame
         framed = prefix + self.grammar.escape(text) + suffix
         return [ord(character) for character in framed]
+
+
+def _name_workers(request: str, tag: str | None, workers: Iterable[str]) -> str:
+    """Return a conductor's turn: the request to every worker, unless it names its workers itself."""
+    if request.startswith(f"<{tag} "):
+        return request
+    return " ".join(f'<{tag} to="{worker}">{request}</{tag}>' for worker in workers)
 
 
 def _without_tag(request: str, tag: str | None) -> str:

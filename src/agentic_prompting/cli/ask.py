@@ -143,8 +143,16 @@ class _PrintingEnvironment:
 
 def _print_end(rollout: Rollout) -> None:
     """Print the last turn, how the conversation ended, and its turns, calls and cost."""
+    # A program plays the whole episode, so that nothing was printed while it ran.
+    if "program/calls" in rollout.counts:
+        for position, turn in enumerate(rollout.turns):
+            print_turn(turn)
+            # The last turn may have no observation, or one without a text.
+            for observation in rollout.observations[position : position + 1]:
+                if observation.text or observation.error is not None:
+                    print_observation("environment", observation)
     # Turns that asked something were printed by the environment.
-    if rollout.turns and rollout.turns[-1].kind != "act":
+    elif rollout.turns and rollout.turns[-1].kind != "act":
         print_turn(rollout.turns[-1])
     # The answer, or why there is none.
     if rollout.answer is not None:

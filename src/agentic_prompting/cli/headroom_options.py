@@ -114,6 +114,6 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
             )
         if self.untrained and not (self.environment_model or self.environment):
             raise ValueError(
-                "--untrained needs somebody to ask: --environment-model NAME or --environment "
-                "MODULE:NAME"
+                "--untrained needs somebody to ask: --environment-model NAME, --environment "
+                "MODULE:NAME, or --program MODULE:NAME for an agent program"
             )

@@ -121,7 +121,8 @@ def main(method: str, arguments: Sequence[str]) -> None:
         # Before anything is spent; a run that goes on has spent already. Demonstrations, which have
         # a report of their own, spend nothing.
         if report is None and state.is_main_process and not read_resume_option(args):
-            point_to_headroom(folder, headroom_options(arguments, folder), sys.stderr)
+            options = headroom_options(arguments, folder, script, model.model_name_or_path)
+            point_to_headroom(folder, options, sys.stderr)
         # The folder is locked already.
         trainer.locks_folder = False
         run_training(trainer)
@@ -132,10 +133,23 @@ def main(method: str, arguments: Sequence[str]) -> None:
         trainer.accelerator.end_training()  # without it gloo may abort at exit
 
 
-def headroom_options(arguments: Sequence[str], folder: Path) -> str:
+def headroom_options(
+    arguments: Sequence[str], folder: Path, script: Any, model_name: str | None
+) -> str:
     """The options with which `headroom` measures a training run."""
     config, _ = _split_config(arguments)
-    return f"--config {config}" if config else f"--untrained MODEL --output-dir {folder}"
+    if config:
+        return f"--config {config}"
+    # Those of this run that `headroom` has, too.
+    values = {
+        "untrained": model_name,
+        "program": getattr(script, "program", None),
+        "environment-model": script.environment_model,
+        "dataset": script.dataset,
+        "columns": script.columns,
+        "output-dir": folder,
+    }
+    return " ".join(f"--{name} {value}" for name, value in values.items() if value)
 
 
 def parse_method_options(method: str, arguments: Sequence[str]) -> tuple[Any, Any, Any]:

@@ -305,7 +305,9 @@ class Planner:
             plan.largest_context = size // CONTEXT_STEP * CONTEXT_STEP
         # One of the other measurements is missing, usually because its time ran out.
         if plan.largest_batch is None or plan.largest_context is None:
-            plan.notes.append("no time to find the largest batch or context: increase `seconds`")
+            plan.notes.append(
+                "no time to find the largest batch or context: increase `seconds` (--seconds)"
+            )
 
         self.set_options(plan, processes)
         return plan

@@ -59,7 +59,7 @@ def stop_training(
             save_checkpoint()
             checkpoint_report = (
                 f" A checkpoint is in {args.output_dir}; fix the cause, then resume with "
-                "resume_from_checkpoint=True."
+                "resume_from_checkpoint=True (--resume_from_checkpoint true)."
             )
         except Exception as error:
             checkpoint_report = f" And no checkpoint could be saved: {_describe_on_a_line(error)}"

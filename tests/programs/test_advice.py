@@ -192,19 +192,16 @@ def test_several_models_that_the_policy_answers(names, warned, caplog):
     assert all("orcale" in text and "has oracle" in text for text in warnings)
 
 
-@pytest.mark.parametrize("hangs", [True, False])
-def test_a_program_that_hangs_is_noticed(hangs, caplog, monkeypatch):
+def test_a_program_that_hangs_is_noticed(caplog, monkeypatch):
     monkeypatch.setattr(agent_program, "_IDLE_SECONDS", 0.1)
 
     async def agent(row, say):
         await say([Q])
-        if hangs:
-            await asyncio.Event().wait()
-        return "done"
+        await asyncio.Event().wait()
 
-    rollout, _ = play_program(program_of(agent, timeout=1))
-    assert (rollout.status == "failed") == hangs
-    assert ["neither called" in text for text in warnings_in(caplog)] == [True] * hangs
+    rollout, _ = play_program(program_of(agent, timeout=2))
+    assert rollout.status == "failed"
+    assert ["neither called" in text for text in warnings_in(caplog)] == [True]
 
 
 def test_wishes_that_make_no_difference_are_said_once(caplog):

@@ -123,11 +123,7 @@ class Renderer:
         """Log once that requests are refused because of the chat template: an agent may hide it."""
         if str(problem) not in self._warned:
             self._warned.add(str(problem))
-            logger.warning(
-                "requests of the agent are refused: %s; which templates hold tools and system "
-                "messages: docs/howto/agent.md, Limits",
-                problem,
-            )
+            logger.warning("requests of the agent are refused: %s", problem)
 
     def whole_ids(self, messages: Sequence[ChatMessage], tools: Sequence[Any]) -> list[int]:
         """Return the ids of a conversation, up to where the policy's turn begins.

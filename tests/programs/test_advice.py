@@ -204,6 +204,16 @@ def test_a_program_that_hangs_is_noticed(caplog, monkeypatch):
     assert ["neither called" in text for text in warnings_in(caplog)] == [True]
 
 
+def test_a_program_that_ends_in_time_is_not_taken_for_a_hanging_one(caplog):
+    async def agent(row, say):
+        await say([Q])
+        return "done"
+
+    rollout, _ = play_program(program_of(agent, timeout=60))
+    assert rollout.status == "answered"
+    assert not any("neither called" in text for text in warnings_in(caplog))
+
+
 def test_wishes_that_make_no_difference_are_said_once(caplog):
     async def agent(row, say):
         await say([Q], temperature=0.3, max_tokens=5)

@@ -490,28 +490,28 @@ class AsyncSource:
         self._started_count = state["started"]
         for group_state in state["groups"]:
             number = group_state["group"]
-            episodes = {}
-            for index, episode_state in enumerate(group_state["episodes"]):
-                episodes[index] = SavedEpisode(**episode_state)
-
-            # The file's log of an episode is used if it is the longer one.
-            logged_group = self.in_flight_file.saved_groups.get(number)
-            if (
-                logged_group is not None
-                and logged_group.prompts_fingerprint == group_state["prompts"]
-            ):
-                for index, episode in logged_group.episodes.items():
-                    if index in episodes and len(episode) > len(episodes[index]):
-                        episodes[index] = episode
-
             self.in_flight_file.saved_groups[number] = SavedGroup(
                 number,
                 group_state["update"],
                 group_state["prompts"],
                 group_state["metadata"],
-                episodes,
+                self._restore_episodes(group_state),
             )
             self._checkpoint_groups[number] = group_state.get("used_at", NOT_USED)
+
+    def _restore_episodes(self, group_state: Mapping[str, Any]) -> dict[int, SavedEpisode]:
+        """Return a group's episodes, each from the checkpoint or from the file's longer log."""
+        episodes = {}
+        for index, episode_state in enumerate(group_state["episodes"]):
+            episodes[index] = SavedEpisode(**episode_state)
+
+        logged_group = self.in_flight_file.saved_groups.get(group_state["group"])
+        if logged_group is None or logged_group.prompts_fingerprint != group_state["prompts"]:
+            return episodes
+        for index, episode in logged_group.episodes.items():
+            if index in episodes and len(episode) > len(episodes[index]):
+                episodes[index] = episode
+        return episodes
 
     @contextmanager
     def finish_requests_on_exit(self) -> Iterator[None]:

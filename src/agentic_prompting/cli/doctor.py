@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata as metadata
-import json
 import math
 import os
 import platform
@@ -22,12 +21,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .extras import PACKAGE, find_missing_extras, version_of
-from .hub import USE_OF_EVOLVED_PROMPT, check_model, find_model, holds_evolved_prompt
+from .hub import (
+    USE_OF_EVOLVED_PROMPT,
+    check_model,
+    find_model,
+    holds_evolved_prompt,
+    holds_model,
+)
 from .option_parser import OptionParser
 from .options import JSON_HELP, MissingOption, option
 from .plan import PlanOptions, plan_run
 from .run_configuration import LLM_TIMEOUT, RunConfiguration, option_defaults
-from .terminal import show_progress
+from .terminal import print_json, show_progress
 from .yaml_file import read_options
 
 if TYPE_CHECKING:
@@ -75,6 +80,11 @@ def problem(says: str, fix: str) -> Finding:
     return Finding("problem", says, fix)
 
 
+def problem_if(run_will_fail: bool, says: str, fix: str) -> Finding:
+    """A problem if the run will fail because of it, otherwise a warning."""
+    return problem(says, fix) if run_will_fail else warning(says, fix)
+
+
 Check = Callable[[RunConfiguration], Iterable[Finding]]
 CHECKS: dict[str, Check] = {}
 
@@ -102,7 +112,7 @@ def doctor(arguments: Sequence[str]) -> int:
     # One JSON object for programs, a line for each finding for people.
     if options.json:
         records = [{"check": name, **asdict(finding)} for name, finding in findings]
-        print(json.dumps({"status": worst, "findings": records}, ensure_ascii=False))
+        print_json({"status": worst, "findings": records})
     else:
         _print_findings(findings)
     return 1 if worst == "problem" else 0
@@ -182,8 +192,7 @@ def versions(run: RunConfiguration) -> Iterator[Finding]:
 def extras(run: RunConfiguration) -> Iterator[Finding]:
     """The extras that are not installed: a problem if the configuration needs one."""
     for extra in find_missing_extras(run.values):
-        level: Literal["problem", "warning"] = "problem" if extra.is_needed else "warning"
-        yield Finding(level, extra.message, extra.fix)
+        yield problem_if(extra.is_needed, extra.message, extra.fix)
 
 
 @check
@@ -212,8 +221,9 @@ def devices(run: RunConfiguration) -> Iterator[Finding]:
             )
     elif not torch.cuda.is_bf16_supported(including_emulation=False):
         # A GPU without bf16 makes only training in bf16 fail.
-        level: Literal["problem", "warning"] = "problem" if needs_bf16 else "warning"
-        yield Finding(level, "the GPU does not compute in bf16", "bf16: false and fp16: true")
+        yield problem_if(
+            needs_bf16, "the GPU does not compute in bf16", "bf16: false and fp16: true"
+        )
 
 
 @check
@@ -235,9 +245,8 @@ def output_folder(run: RunConfiguration) -> Iterator[Finding]:
     if free >= SCARCE_BYTES:
         yield ok(f"{folder} can be written, {free / 2**30:.0f} GiB free")
     else:
-        level: Literal["problem", "warning"] = "problem" if free < TOO_FEW_BYTES else "warning"
-        yield Finding(
-            level,
+        yield problem_if(
+            free < TOO_FEW_BYTES,
             f"only {free / 2**30:.0f} GiB free for {folder}",
             "free some space, keep fewer checkpoints (save_total_limit: 1), or another disk with --output-dir",
         )
@@ -550,8 +559,8 @@ def run(run: RunConfiguration) -> Iterator[Finding]:
     if not folder.is_dir():
         yield problem(f"{folder} does not exist", f"agentic-prompting demo --output-dir {folder}")
         return
-    # A folder with a model, or with an adapter of one: a trained agent also has its spec.
-    if any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
+    # A trained agent has its spec beside the model.
+    if holds_model(folder):
         if (folder / SPEC_FILE).exists():
             # `run_check` reports an error in reading the spec.
             AgentSpec.load(folder)

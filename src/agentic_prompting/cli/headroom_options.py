@@ -11,7 +11,7 @@ from .loader import SCORES
 from .options import CLIENT_HELP, JSON_HELP, LargeLLM, ReferenceModel, TaskRows, Tracing, option
 from .refine import RefineModels
 from .run_configuration import RunConfiguration
-from .yaml_file import read_options
+from .yaml_file import check_options_file
 
 if TYPE_CHECKING:
     from ..llm import Budget
@@ -93,9 +93,7 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
         if self.sandbox:
             return
         if self.config is not None:
-            if not self.config.is_file():
-                raise ValueError(f"{self.config} does not exist")
-            read_options(self.config)
+            check_options_file(self.config)
             return
         # Each of the measurements needs a model.
         measured = (

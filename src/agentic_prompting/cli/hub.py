@@ -48,12 +48,17 @@ def check_agent(run: str | Path) -> None:
         raise ValueError(
             f"{run} does not exist; `agentic-prompting demo --output-dir {run}` trains an agent there"
         )
-    if folder.is_dir() and not any((folder / name).exists() for name in _MODEL_FILES):
+    if folder.is_dir() and not holds_model(folder):
         problem = f"{run} holds no model (no config.json)"
         if holds_evolved_prompt(folder):
             raise ValueError(f"{problem}, but a prompt of `evolve`: {USE_OF_EVOLVED_PROMPT}")
         raise ValueError(f"{problem}; give the folder that a trainer saved")
     check_model(run)
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether a folder has the files of a model, or of an adapter of one."""
+    return any((folder / name).exists() for name in _MODEL_FILES)
 
 
 def check_model(name: str | Path) -> None:

@@ -51,7 +51,7 @@ def load_part(name: str, part_type: str, shipped: Mapping[str, str] = {}) -> Any
     module_name, colon, attribute = shipped.get(name, name).rpartition(":")
     if not colon or not module_name or not attribute:
         choices = f"one of {', '.join(shipped)}, or your own as " if shipped else ""
-        suggestion = _suggest(name, shipped) or "."
+        suggestion = suggest(name, shipped) or "."
         raise UnknownPart(
             f"there is no {part_type} {name!r}{suggestion} Name {choices}module:name, such as "
             "my_module:MyPart"
@@ -76,11 +76,12 @@ def load_part(name: str, part_type: str, shipped: Mapping[str, str] = {}) -> Any
         ) from error
     # The module is there, but the name in it may be misspelt.
     if not hasattr(module, attribute):
-        raise UnknownPart(f"{module_name} has no {attribute}{_suggest(attribute, vars(module))}")
+        raise UnknownPart(f"{module_name} has no {attribute}{suggest(attribute, vars(module))}")
     return getattr(module, attribute)
 
 
-def _suggest(name: str, names: Collection[str]) -> str:
+def suggest(name: str, names: Collection[str]) -> str:
+    """The end of an error that names the nearest of the right names; empty if none is near."""
     nearest = get_close_matches(name, names, n=1)
     return f"; did you mean {nearest[0]}?" if nearest else ""
 

@@ -15,7 +15,7 @@ from .option_parser import OptionParser
 from .options import JSON_HELP, option
 from .run_configuration import RunConfiguration
 from .terminal import show_progress
-from .yaml_file import read_options
+from .yaml_file import check_options_file, read_options
 
 if TYPE_CHECKING:
     from ..environments import Worker
@@ -74,12 +74,8 @@ def plan(arguments: Sequence[str]) -> int:
         )
     if options.max_steps is not None and options.max_steps < 1:
         raise ValueError(f"--max-steps {options.max_steps}: a run has at least 1 step")
-    for file in (options.config, options.accelerate_config):
-        if file is None:
-            continue
-        if not file.is_file():
-            raise ValueError(f"{file} does not exist")
-        read_options(file)
+    for file in filter(None, (options.config, options.accelerate_config)):
+        check_options_file(file)
     # Measure, then print memory and costs.
     with show_progress("measuring a step on fake tensors"):
         memory, costs = plan_run(options)

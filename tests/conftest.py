@@ -24,6 +24,18 @@ import pytest
 
 from support.policies import make_asking_policy, make_tiny_policy
 
+SLOW_FOLDERS = ("whole", "trainers")
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the folders of the longest files: last, they would leave the other workers without work."""
+
+    def place(item):
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        return SLOW_FOLDERS.index(folder) if folder in SLOW_FOLDERS else len(SLOW_FOLDERS)
+
+    items.sort(key=place)
+
 
 @pytest.fixture(scope="session")
 def tiny_policy(tmp_path_factory):

@@ -23,7 +23,7 @@ class AskOptions(LargeLLM, Tracing):
     """The options of `ask`."""
 
     run: Path | None = option("The trained agent's folder, the same as the argument RUN.")
-    seed: int = option("The same seed gives the same conversation.", 0)
+    seed: int = option("Seed of the conversation: the same seed gives the same one.", 0)
     json: bool = option(JSON_HELP, False)
 
 

@@ -26,10 +26,12 @@ class CheckEnvOptions(TaskRows):
     """The options of `check-env`."""
 
     harness: str | None = option(
-        "Instead of NAME: a command-line agent, such as codex, or mine:my_harness."
+        "A command-line agent instead of NAME, such as codex, or mine:my_harness."
     )
-    dialect: str = option("Of a harness that speaks several.", "")
-    isolation: str = option("Of a harness: bwrap, or none, with all rights of this user.", "bwrap")
+    dialect: str = option("API dialect, for a harness with several.", "")
+    isolation: str = option(
+        "Isolation of a harness: bwrap, or none, which gives it all rights of this user.", "bwrap"
+    )
     request: list[str] | None = list_option(
         "What the agent asks, a tool call as it is printed; several times for several turns."
     )

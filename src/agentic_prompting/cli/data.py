@@ -21,13 +21,14 @@ def data(arguments: Sequence[str]) -> int:
 def show_sets(
     action: Annotated[
         Literal["list", "show", "check"],
-        Argument(help="list all, show one in full, or check the records."),
+        Argument(help="What to do: list all, show one in full, or check the records."),
     ],
     names: Annotated[
         list[str] | None, Argument(help="Data sets; check takes all by default.")
     ] = None,
     online: Annotated[
-        bool, Option("--online", help="check: ask the hub; streams one row of each split.")
+        bool,
+        Option("--online", help="With check: ask the hub, too; streams one row of each split."),
     ] = False,
     as_json: Annotated[
         bool, Option("--json", help="Print one JSON object instead of text.")

@@ -25,7 +25,7 @@ def demo(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--method",
         default="prompt-r1",
-        help="prompt-r1, espl or prorefine. Minutes on two CPU cores; prorefine: seconds.",
+        help="The method to show: prompt-r1, espl or prorefine. Minutes on two CPU cores; prorefine: seconds.",
     )
     parser.add_argument(
         "--output-dir", type=Path, help="Folder to write to: runs/demo, or runs/real."

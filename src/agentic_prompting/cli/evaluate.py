@@ -45,15 +45,15 @@ class EvaluateOptions(LargeLLM, TaskRows, Tracing):
     )
     samples: int = option("With --run: how often each question is asked.", 1)
     metric: list[str] | None = list_option(
-        "Instead of the table's metrics: ours, or `evaluate`'s by name."
+        "Metrics instead of the table's: ours, or those of the package `evaluate`, by name."
     )
     judge: list[str] | None = list_option(
-        "Your own score besides: module:name of judge(answer, answers), from 0 to 1."
+        "Your own score in addition: module:name of judge(answer, answers), from 0 to 1."
     )
     output_dir: Path | None = option(
         "Folder to write to, instead of the default.", None, "--output"
     )
-    compare: list[Path] | None = list_option("Folders of two finished tables.")
+    compare: list[Path] | None = list_option("Folders of two finished tables to compare.")
     seeds: list[int] | None = list_option(
         "`--seeds 1 2 3`: a training each, intervals over the seeds."
     )

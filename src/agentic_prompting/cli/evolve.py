@@ -26,12 +26,12 @@ from .headroom_pointer import point_to_headroom
 from .loader import REWARDS, load_reward, register_selections
 from .option_parser import OptionParser
 from .options import (
-    CLIENT_HELP,
     JSON_HELP,
     HeldOutRows,
     ReferenceModel,
     Spending,
     Tracing,
+    client_help,
     option,
 )
 from .script import INTERRUPTED, print_error
@@ -45,16 +45,20 @@ NOTHING_LEARNED = 3
 class EvolveOptions(HeldOutRows, Spending, ReferenceModel, Tracing):
     """The options of `evolve` beside those of [`EvolveConfig`]: the models, the rows and the reward."""
 
-    policy_model: str | None = option("The model that solves, by its name.")
-    policy_base_url: str | None = option("Its OpenAI-compatible endpoint.")
-    policy_client: str | None = option(CLIENT_HELP)
+    policy_model: str | None = option(
+        "The model that solves the problems, by its name at its endpoint."
+    )
+    policy_base_url: str | None = option("The policy's OpenAI-compatible endpoint.")
+    policy_client: str | None = option(client_help("the policy"))
     sandbox: bool = option("A tiny agent and a scripted reflector: no key.", False)
-    task: str = option("What it is to solve. `agentic-prompting data list` has all.", "gsm8k")
+    task: str = option("The task to solve. `agentic-prompting data list` has all.", "gsm8k")
     reward: str = option(
         f"How answers are judged: {', '.join(REWARDS)}, or your own as module:name.", "exact_match"
     )
-    initial_prompt: str = option("Where to begin; lines [G0]. ... are its principles.", "")
-    warm_start_steps: int = option("Sandbox: supervised steps of the tiny agent.", 450)
+    initial_prompt: str = option(
+        "The prompt to begin with; lines [G0]. ... are its principles.", ""
+    )
+    warm_start_steps: int = option("Supervised steps of the tiny agent in the sandbox.", 450)
     output_dir: Path = option("Folder for state and best prompt.", Path("runs/evolve"))
     json: bool = option(JSON_HELP, False)
 

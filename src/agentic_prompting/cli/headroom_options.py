@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .loader import SCORES
-from .options import CLIENT_HELP, JSON_HELP, LargeLLM, ReferenceModel, TaskRows, Tracing, option
+from .options import JSON_HELP, LargeLLM, ReferenceModel, TaskRows, Tracing, client_help, option
 from .refine import RefineModels
 from .run_configuration import RunConfiguration
 from .yaml_file import check_options_file
@@ -26,10 +26,10 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
         "measured."
     )
     policy_model: str | None = option("Measure a better system prompt for this model, by its name.")
-    policy_base_url: str | None = option("Its OpenAI-compatible endpoint.")
-    policy_client: str | None = option(CLIENT_HELP)
-    prompt: str = option("Its system prompt so far, which others are compared with.", "")
-    tried: int = option("How many prompts to compare; --reference-model writes them.", 12)
+    policy_base_url: str | None = option("The policy's OpenAI-compatible endpoint.")
+    policy_client: str | None = option(client_help("the policy"))
+    prompt: str = option("The policy's system prompt so far, which others are compared with.", "")
+    tried: int = option("Number of prompts to compare; --reference-model writes them.", 12)
     untrained: str | None = option(
         "Measure the signal for GRPO in this model's rollouts: a folder, a hub id, or smollm2."
     )
@@ -45,7 +45,8 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
         "Answers of --environment-model to each request; 1 suffices at temperature 0.", 4
     )
     task: str = option(
-        "The rows, if not --dataset. `agentic-prompting data list` has all.", "gsm8k"
+        "The task to take rows from, if not --dataset. `agentic-prompting data list` has all.",
+        "gsm8k",
     )
     task_rows: int | None = option("Sample this many rows; all by default.", None, "--rows")
     score: str = option(
@@ -60,7 +61,7 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
     delta: float | None = option(
         "The smallest gain that is worth it. Default: 0.1, from 2,000 calls on 0.05."
     )
-    seed: int = option("Of rows, ties and samples.", 0)
+    seed: int = option("Seed of rows, ties and samples.", 0)
     sandbox: bool = option("Puzzles, a scripted solver and a scripted writer: no key.", False)
     replay_cache: Path | None = option(
         "SQLite file of recorded replies: those in it are not paid twice. Default: "

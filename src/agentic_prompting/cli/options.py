@@ -53,7 +53,9 @@ def list_option(help: str) -> Any:
     return field(default=None, metadata={"help": help, "action": "extend"})
 
 
-CLIENT_HELP = "How it is called: concurrency=8,rate=60,price=0.15/0.6,key=VARIABLE."
+def client_help(model: str) -> str:
+    """The help of an option that [`read_client_settings`] reads."""
+    return f"How {model} is called: concurrency=8,rate=60,price=0.15/0.6,key=VARIABLE."
 
 
 def read_client_settings(text: str | None, name: str) -> dict[str, Any]:
@@ -169,7 +171,7 @@ class Spending:
         "The most that all models together may spend, in US dollars; the run stops there."
     )
     budget_tokens: int | None = option(
-        "The same in tokens, read and written, also where the price is not known."
+        "The most tokens that all models together may read and write, even if the price is not known."
     )
 
     def budget(self, account: Path | None = None) -> Budget:
@@ -208,9 +210,11 @@ class EnvironmentModel(Recording):
     """The large LLM in the environment."""
 
     environment_model: str | None = option("The large LLM, by its name at its endpoint.")
-    environment_base_url: str | None = option("Its OpenAI-compatible endpoint.")
-    environment_client: str | None = option(CLIENT_HELP)
-    environment_max_tokens: int | None = option("Of each of its replies; sent with every call.")
+    environment_base_url: str | None = option("The large LLM's OpenAI-compatible endpoint.")
+    environment_client: str | None = option(client_help("the large LLM"))
+    environment_max_tokens: int | None = option(
+        "Token limit of each reply of the large LLM; sent with every call."
+    )
 
     def as_environment(self, chat: OpenAIChat, **sampling: Any) -> LLMEnvironment:
         """The environment around a client; sampling options that are `None` are not sent."""
@@ -229,8 +233,8 @@ class ReferenceModel(Recording):
     reference_model: str | None = option(
         "The LLM that reflects and edits, by its name at its endpoint."
     )
-    reference_base_url: str | None = option("Its OpenAI-compatible endpoint.")
-    reference_client: str | None = option(CLIENT_HELP)
+    reference_base_url: str | None = option("The reference LLM's OpenAI-compatible endpoint.")
+    reference_client: str | None = option(client_help("the reference LLM"))
 
 
 @dataclass
@@ -239,7 +243,7 @@ class LargeLLM(EnvironmentModel, Spending):
 
     sandbox: bool = option("The sandbox's oracle is the large LLM: no key, no network.", False)
     environment: str | None = option(
-        "Instead of a large LLM your own environment or agent program: module:name, or file.py:name.",
+        "Your own environment or agent program instead of a large LLM: module:name, or file.py:name.",
         None,
         "--program",
     )
@@ -305,13 +309,13 @@ def read_columns(text: str | None) -> dict[str, str]:
 class TaskRows:
     """The rows to use: a task's, or your own."""
 
-    task_split: str = option("Its split.", "train")
+    task_split: str = option("The split to take the rows from.", "train")
     task_rows: int | None = option("Sample this many rows; all by default.")
-    data_files: str | None = option("Local files instead of the hub.")
+    data_files: str | None = option("Local files with a task's rows, instead of the hub.")
     dataset: str | None = option(
         "Your own rows instead of a task: a file (.jsonl, .json, .csv, .tsv, .xlsx, .parquet)."
     )
-    columns: str | None = option("Which of its columns is which: question=q,answers=a.")
+    columns: str | None = option("Which column of your own rows is which: question=q,answers=a.")
     held_out: float | None = option(
         "Share of the rows for evaluation only, such as 0.3: the same rows in every command."
     )
@@ -369,8 +373,12 @@ class TaskRows:
 class HeldOutRows(TaskRows):
     """Rows to learn from, and rows for evaluation only."""
 
-    eval_task: str | None = option("Held out: TASK/SPLIT or a file; several with commas.")
-    eval_task_rows: int | None = option("Sample this many of each; all by default.")
+    eval_task: str | None = option(
+        "Rows for evaluation only: TASK/SPLIT or a file; several with commas."
+    )
+    eval_task_rows: int | None = option(
+        "Sample this many rows of each evaluation set; all by default."
+    )
 
     def load_held_out(self, task: str, seed: int) -> Dataset | None:
         """The evaluation rows: those of `--eval-task`, the share of `--held-out`, or `None`."""

@@ -27,18 +27,20 @@ if TYPE_CHECKING:
 class PlanOptions(RunConfiguration):
     """The run to plan: options of the command line, then those of the configuration."""
 
-    gpus: int | None = option("GPUs that train: accelerate's num_processes.")
-    gpu_memory: float = option("GiB of one GPU.", 80.0)
-    model_name: str | None = option("Instead of the configuration's model_name_or_path.")
-    rows: int | None = option("Rows of the dataset, where the configuration has no max_steps.")
-    seconds: float = option("When to stop looking for what fits better.", 40.0)
+    gpus: int | None = option("Number of GPUs that train: accelerate's num_processes.")
+    gpu_memory: float = option("Memory of one GPU, in GiB.", 80.0)
+    model_name: str | None = option("The model, instead of the configuration's model_name_or_path.")
+    rows: int | None = option(
+        "Number of rows of the dataset, if the configuration has no max_steps."
+    )
+    seconds: float = option("Seconds after which to stop looking for what fits better.", 40.0)
     pilot: Path | None = option(
-        "A run whose records take the place of assumptions, and without --config its settings that of the file.",
+        "A run whose records replace assumptions; without --config, its settings replace the file.",
         None,
         "--from",
     )
     headroom: Path | None = option(
-        "What `headroom` has measured: a file, or its folder. Default: the configuration's output_dir."
+        "The result of `headroom`: a file, or its folder. Default: the configuration's output_dir."
     )
     max_steps: int | None = option("Steps of the run, instead of the configuration's.")
     json: bool = option(JSON_HELP, False)

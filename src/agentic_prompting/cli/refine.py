@@ -19,11 +19,11 @@ from .hub import find_model
 from .loader import SCORES, load_score
 from .option_parser import OptionParser
 from .options import (
-    CLIENT_HELP,
     JSON_HELP,
     Recording,
     Spending,
     Tracing,
+    client_help,
     option,
     read_columns,
 )
@@ -43,20 +43,24 @@ class RefineModels(Recording, Spending):
     """The models that answer and criticise."""
 
     task_model: str | None = option("The model that answers, by its name at its endpoint.")
-    task_base_url: str | None = option("Its OpenAI-compatible endpoint.")
-    task_client: str | None = option(CLIENT_HELP)
+    task_base_url: str | None = option("The answering model's OpenAI-compatible endpoint.")
+    task_client: str | None = option(client_help("the answering model"))
     local_model: Path | None = option(
-        "Instead: a transformers model's folder, or smollm2, run here."
+        "A transformers model's folder, or smollm2, run here instead of --task-model."
     )
-    feedback_model: str | None = option("The model that criticises.")
-    feedback_base_url: str | None = option("Its endpoint.")
-    feedback_client: str | None = option(CLIENT_HELP)
+    feedback_model: str | None = option("The model that criticises, by its name at its endpoint.")
+    feedback_base_url: str | None = option("The feedback model's endpoint.")
+    feedback_client: str | None = option(client_help("the feedback model"))
     optimizer_model: str | None = option("The model that edits. The feedback model by default.")
-    optimizer_base_url: str | None = option("Its endpoint.")
-    optimizer_client: str | None = option("As of the feedback model, which it is by default.")
+    optimizer_base_url: str | None = option("The optimizer model's endpoint.")
+    optimizer_client: str | None = option(
+        "How the optimizer model is called; as the feedback model if it is the same."
+    )
     verifier_model: str | None = option("The model that judges. The feedback model by default.")
-    verifier_base_url: str | None = option("Its endpoint.")
-    verifier_client: str | None = option("As of the feedback model, which it is by default.")
+    verifier_base_url: str | None = option("The verifier model's endpoint.")
+    verifier_client: str | None = option(
+        "How the verifier model is called; as the feedback model if it is the same."
+    )
     sandbox: bool = option("Scripted models and a puzzle: no key.", False)
 
     def connect_roles(self, stack: ExitStack) -> dict[str, ChatModel]:
@@ -112,12 +116,14 @@ class RefineOptions(RefineModels, Tracing):
     """The options of `refine`: the questions, how answers are judged, the models and the loop."""
 
     prompt: str = option("The prompt to begin with.", DEFAULT_PROMPT)
-    query: str | None = option("One question.")
+    query: str | None = option("The question, if there is only one.")
     input: Path | None = option(
-        "JSON lines: texts, or objects with `question` (`answers`, `id`); or a table: .csv, .tsv, .xlsx, .parquet."
+        "File of questions as JSON lines: texts, or objects with `question` (`answers`, `id`); or a table: .csv, .tsv, .xlsx, .parquet."
     )
     columns: str | None = option("Which column of a table is which: question=q,answers=a.")
-    output: Path | None = option("JSON lines of results; run again, a stopped run goes on.")
+    output: Path | None = option(
+        "File for the results, as JSON lines; run again, a stopped run goes on."
+    )
     paper_setting: PaperSetting = option(
         "The judge of the first answer: a model, the labels, or none.", "verifier"
     )
@@ -126,14 +132,17 @@ class RefineOptions(RefineModels, Tracing):
         "exact_match",
     )
     max_in_flight: int = option("Questions in flight at once.", 128)
-    tokens_per_step: int = option("k: tokens between two looks.", RefineSettings.tokens_per_step)
-    max_steps: int = option("n: looks at most.", RefineSettings.max_steps)
+    tokens_per_step: int = option(
+        "k: tokens that the answer grows by between two looks of the critic.",
+        RefineSettings.tokens_per_step,
+    )
+    max_steps: int = option("n: the most looks of the critic.", RefineSettings.max_steps)
     unit: Unit = option(
         "The unit of a step: k tokens, a sentence or a paragraph.", RefineSettings.unit
     )
     history: bool = option("Critic and optimizer see their earlier steps for the question.", False)
     final_max_tokens: int = option(
-        "For the final and the first answer.", RefineSettings.final_max_tokens
+        "Token limit of the final and the first answer.", RefineSettings.final_max_tokens
     )
     max_failures: int = option(
         "Failed calls after which a question is no longer refined.", RefineSettings.max_failures

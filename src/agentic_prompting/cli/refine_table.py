@@ -24,14 +24,14 @@ class RefineTableOptions(Spending):
     """The data set and the models."""
 
     task: str | None = option("One of ProRefine's five sets; by default the sandbox's puzzles.")
-    split: str = option("Its split.", "test")
-    rows: int = option("How many questions.", 100)
-    data_files: str | None = option("Local file instead of the hub.")
+    split: str = option("The split to take the questions from.", "test")
+    rows: int = option("Number of questions.", 100)
+    data_files: str | None = option("Local file with the questions, instead of the hub.")
     task_model: str | None = option("The model that answers.")
-    task_base_url: str | None = option("Any OpenAI-compatible endpoint.")
-    critic_model: str | None = option("Feedback, optimizer and verifier in one.")
-    critic_base_url: str | None = option("Its endpoint.")
-    output_dir: Path = option("For results, replies and the picture.", Path("runs/refine"))
+    task_base_url: str | None = option("The answering model's OpenAI-compatible endpoint.")
+    critic_model: str | None = option("The model that is feedback, optimizer and verifier in one.")
+    critic_base_url: str | None = option("The critic's endpoint.")
+    output_dir: Path = option("Folder for results, replies and the picture.", Path("runs/refine"))
 
 
 SETTINGS = (RefineTableOptions,)

@@ -35,11 +35,11 @@ def show_runs(
         Option("--output-dir", "--output", help="Folder to write to, instead of the default."),
     ] = None,
     max_trajectories: Annotated[
-        int, Option(help="Show at most this many, drawn evenly over the run.")
+        int, Option(help="Show at most this many trajectories, drawn evenly over the run.")
     ] = 20_000,
-    pictures: Annotated[bool, Option(help="Write PNGs as well.")] = True,
+    pictures: Annotated[bool, Option(help="Write the curves as PNGs as well.")] = True,
     watch: Annotated[
-        bool, Option("--watch", help="Write it anew while the run goes on, until Ctrl-C.")
+        bool, Option("--watch", help="Write the report anew while the run goes on, until Ctrl-C.")
     ] = False,
     as_json: Annotated[
         bool, Option("--json", help="Print one JSON object instead of text.")

@@ -22,7 +22,7 @@ class RescoreOptions(TaskRows):
     """The options of `rescore`."""
 
     reward: str | None = option(
-        f"What scores them: {', '.join(REWARDS)}, or your own as module:name."
+        f"The reward to score the rollouts with: {', '.join(REWARDS)}, or your own as module:name."
     )
     task: str | None = option("The run's data set, if the reward needs more of its columns.")
     json: bool = option(JSON_HELP, False)

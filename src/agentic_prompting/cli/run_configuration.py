@@ -27,7 +27,9 @@ class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
 
     run: Path | None = option("A trained agent's folder, or a model's.")
     config: Path | None = option("A training run's YAML file; everything it names is checked.")
-    accelerate_config: Path | None = option("What that run is launched with.")
+    accelerate_config: Path | None = option(
+        "The file that accelerate launches the training run with."
+    )
     output_dir: Path | None = option(
         "Folder that will be written to: the configuration's, or runs."
     )

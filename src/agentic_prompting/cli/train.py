@@ -41,7 +41,7 @@ def train(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--accelerate-config",
         type=Path,
-        help="As of accelerate launch. Default: your `accelerate config`, else every GPU, or the CPU.",
+        help="Configuration file of accelerate launch. Default: your `accelerate config`, else every GPU, or the CPU.",
     )
     options, program_words = parser.parse_known_args(words)
     # The help of the launcher, then that of the program.

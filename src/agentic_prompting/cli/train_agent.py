@@ -28,19 +28,21 @@ class AgentArguments(DataAndEnvironment):
         f"A command-line agent with known settings: {', '.join(HARNESSES)}."
     )
     dialect: str = option(
-        "Of a harness that speaks several: chat, responses, messages or google.", ""
+        "API dialect, for a harness with several: chat, responses, messages or google.", ""
     )
     ask: str = option(
         "What a harness is asked, as a template over the columns of a row.", "{question}"
     )
-    program: str | None = option("Instead of a harness: your own agent or Program as module:name.")
+    program: str | None = option("Your own agent or Program as module:name, instead of a harness.")
     keep_failed: str | None = option("Folder for the work folders of failed rollouts.")
-    source: str | None = option("The folder that paths in the columns files and tests lie in.")
-    shows: list[str] | None = option("Files and folders that a harness can read beside its own.")
-    isolation: str = option(
-        "bwrap, or none: what the policy writes runs with all rights of this user.", "bwrap"
+    source: str | None = option(
+        "Folder in which the paths of the columns files and tests are found."
     )
-    task: str = option("A task of load_task.", "")
+    shows: list[str] | None = option("Files and folders that a harness can read besides its own.")
+    isolation: str = option(
+        "Isolation of a harness: bwrap, or none, which gives it all rights of this user.", "bwrap"
+    )
+    task: str = option("Name of a built-in task.", "")
     reward: list[str] = reward_option("exact_match")
 
     DEFAULT_ENVIRONMENT = "none"

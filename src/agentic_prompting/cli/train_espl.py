@@ -26,15 +26,15 @@ from .train_options import DataAndEnvironment, check_before_loading, reward_opti
 class ESPLArguments(DataAndEnvironment, ReferenceModel):
     """The data, the reward and the LLMs."""
 
-    task: str = option("A task of load_task, or sandbox: no model, no key.", "sandbox")
-    warm_start_steps: int = option("Sandbox: supervised steps before E-SPL.", 450)
+    task: str = option("Name of a built-in task, or sandbox: no model, no key.", "sandbox")
+    warm_start_steps: int = option("Supervised steps before E-SPL in the sandbox.", 450)
     reward: list[str] = reward_option("exact_match")
     initial_prompt: str = option(
-        "The root, or a file of it; lines [G0]. ... are its principles.", ""
+        "The first system prompt, or a file of it; lines [G0]. ... are its principles.", ""
     )
     free_text: bool = option("Edit the prompt by search and replace.", False)
     population: str | None = option(
-        "Instead of an initial prompt: your own Population as module:name."
+        "Your own Population as module:name, instead of an initial prompt."
     )
 
     DEFAULT_ENVIRONMENT = "none"

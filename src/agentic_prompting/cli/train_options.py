@@ -37,7 +37,7 @@ GRAMMAR_OPTIONS = {
 
 def reward_option(default: str) -> Any:
     """The option of the reward functions."""
-    help = f"One or several of {', '.join(REWARDS)}, or your own as module:name."
+    help = f"Reward functions: one or several of {', '.join(REWARDS)}, or your own as module:name."
     return field(default_factory=lambda: [default], metadata={"help": help})
 
 
@@ -45,29 +45,31 @@ def reward_option(default: str) -> Any:
 class DataAndEnvironment(HeldOutRows, EnvironmentModel):
     """Options of all methods: the arguments of the trainers in Python, by name."""
 
-    n_test: int = option("Sandbox: held-out questions.", 256)
+    n_test: int = option("Number of held-out questions in the sandbox.", 256)
     environment: str | None = option(
         "What the agent asks: llm, search, none, or your own as module:name."
     )
-    environment_temperature: float | None = option("Sent with every call of the large LLM.")
+    environment_temperature: float | None = option(
+        "Temperature, sent with every call of the large LLM."
+    )
     share_replies: str | None = option(
-        "never, group or step: who shares the reply to the same conversation."
+        "Who shares the reply to the same conversation: never, group or step."
     )
     search_url: str | None = option(
-        "For environment search: a retriever with Search-R1's HTTP contract."
+        "Retriever of the environment search, with Search-R1's HTTP contract."
     )
-    tools: list[str] | None = option("Instead of an environment: functions as module:name.")
+    tools: list[str] | None = option("Tools instead of an environment: functions as module:name.")
     environment_factory: str | None = option(
-        "Instead of an environment: a class as module:name, made per rollout."
+        "A class as module:name, made per rollout, instead of an environment."
     )
     prompt_template: str | None = option(
         "The agent's user message with {question}, or a file of it."
     )
     system_prompt: str | None = option("The agent's system message, or a file of it.")
     grammar: str | None = option(
-        f"How turns look: {', '.join(GRAMMAR_OPTIONS)}, or your own as module:name."
+        f"Format of the agent's turns: {', '.join(GRAMMAR_OPTIONS)}, or your own as module:name."
     )
-    tokenizer: str | None = option("Folder or hub name, if it is not the model's.")
+    tokenizer: str | None = option("Folder or hub name of the tokenizer, if it is not the model's.")
     callbacks: list[str] | None = option("Callbacks of transformers' Trainer as module:name.")
 
     DEFAULT_ENVIRONMENT = "llm"

@@ -47,7 +47,7 @@ class PromptR1Arguments(DataAndEnvironment):
         f"Supervised steps before GRPO: {SANDBOX_WARM_START_STEPS} in the sandbox, "
         f"{WARM_START_STEPS} with --real."
     )
-    task: str = option("A task of load_task.", "prompt_r1")
+    task: str = option("Name of a built-in task.", "prompt_r1")
     reward: list[str] = reward_option("prompt_r1")
 
     @property

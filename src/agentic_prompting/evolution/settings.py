@@ -96,8 +96,10 @@ class ESPLSettings:
     # The population: selection (eq 3), and ratings (Appendix B).
     window: int = setting(10, "K: only the K newest prompts are drawn.")
     selection: str = setting("top_plus_random", f"How prompts are drawn: {', '.join(RULES)}.")
-    exploration: float = setting(EXPLORATION, "Lambda of eq 3.")
-    selection_temperature: float = setting(1.0, "T of eq 3, for softmax.")
+    exploration: float = setting(
+        EXPLORATION, "Lambda of eq 3: the weight of the uncertainty of a rating."
+    )
+    selection_temperature: float = setting(1.0, "Temperature T of eq 3, for softmax.")
     independent_draws: bool = setting(False, "Draw prompts independently: one may be drawn twice.")
     best_rule: str = setting("conservative", f"The prompt that is tested: {', '.join(BEST_RULES)}.")
     delta_sigma: float = setting(1.0, "Uncertainty added to the rating of a child.")
@@ -105,14 +107,16 @@ class ESPLSettings:
     # Mutation and crossover.
     p_crossover: float = setting(0.2, "Probability of a crossover after a batch.")
     reflection: str = setting("paper", f"How a mutation is made: {', '.join(REFLECTIONS)}.")
-    reflect_on: str = setting("mixed", "mixed (the paper) or imperfect.")
+    reflect_on: str = setting(
+        "mixed", "Problems a mutation looks at: mixed (the paper) or imperfect."
+    )
     max_ops: int = setting(2, "K_ops: edits per problem.")
-    max_words: int = setting(MAX_WORDS, "Longer principles are refused.")
+    max_words: int = setting(MAX_WORDS, "Principles with more words are refused.")
     max_copied_share: float = setting(
         0.5, "A child that repeats more than this share of a training problem is refused."
     )
     # The calls of both models, and the last evaluation.
-    prompt_place: str = setting("system", f"One of {', '.join(PLACES)}.")
+    prompt_place: str = setting("system", f"The place of the prompt: {', '.join(PLACES)}.")
     reference_sampling: dict[str, Any] | str | None = setting(
         None, "Sampling options of the reference LLM: JSON."
     )
@@ -229,9 +233,9 @@ class EvolveConfig(ESPLSettings):
     """
 
     steps: int = setting(20, "Steps in all.")
-    mode: str = setting("evolution", "evolution, or reflection: one prompt.")
+    mode: str = setting("evolution", "What is run: evolution, or reflection on one prompt.")
     problems_per_step: int = setting(10, "b: problems per step.")
-    prompt_template: str = setting("{question}", "The user message.")
+    prompt_template: str = setting("{question}", "The user message, with {question}.")
     grammar: Grammar | str = setting(
         "tags", "Where a reply's answer is: between tags, or free, the whole reply."
     )

@@ -97,7 +97,7 @@ def test_a_wrong_name_is_one_line(parts, name, message):
 
 def test_a_selection_rule_of_ones_own_is_drawn_by(parts):
     from agentic_prompting.evolution import EvolveConfig, Population, SystemPrompt
-    from agentic_prompting.evolution.selection import RULES
+    from agentic_prompting.evolution.selection import SELECTION_RULES
 
     try:
         register_selection("own_parts:rule")
@@ -105,7 +105,7 @@ def test_a_selection_rule_of_ones_own_is_drawn_by(parts):
         population = Population(SystemPrompt("root"), 4, "own_parts:rule")
         assert [prompt.text for prompt in population.select(1)] == ["root"]
     finally:
-        RULES.pop("own_parts:rule", None)
+        SELECTION_RULES.pop("own_parts:rule", None)
 
 
 def test_a_judge_is_a_metric(parts):
@@ -173,7 +173,7 @@ def test_an_environment_and_a_reward_of_ones_own_are_trained(
 ):
     """In this process: what `accelerate launch` would start."""
     from agentic_prompting.cli.train_program import main
-    from agentic_prompting.evolution.selection import RULES
+    from agentic_prompting.evolution.selection import SELECTION_RULES
 
     rows = [{"question": f"what is {i} ?", "answers": ["4"]} for i in range(8)]
     (parts / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -212,7 +212,7 @@ def test_an_environment_and_a_reward_of_ones_own_are_trained(
     try:
         main(method, [*own, *small])
     finally:
-        RULES.pop("own_parts:rule", None)
+        SELECTION_RULES.pop("own_parts:rule", None)
     (log,) = [
         json.loads(line)
         for line in (parts / "out" / "rollouts" / "log.jsonl").read_text().splitlines()

@@ -159,7 +159,7 @@ def load_tools(names: Sequence[str]) -> list[Any]:
 
 
 def load_object(name: str, part_type: str, shipped: Mapping[str, str] = {}) -> Any:
-    """An object of the user's: it, an object of its class, or what a function without parameters makes.
+    """Load a user's object. A class or a function without parameters is called; anything else is returned as it is.
 
     Raises:
         [`UnknownPart`]: In one line: there is no such thing, or making it failed.
@@ -217,12 +217,12 @@ def register_selection(name: str) -> None:
     Raises:
         [`UnknownPart`]: In one line: there is no such rule, or it cannot be called.
     """
-    from ..evolution.selection import RULES
+    from ..evolution.selection import SELECTION_RULES
 
-    if ":" in name and name not in RULES:
+    if ":" in name and name not in SELECTION_RULES:
         rule = _load_callable(name, "selection rule")
         # Shipped rules also take settings, which a rule of your own does not know.
-        RULES[name] = partial(_call_rule, rule)
+        SELECTION_RULES[name] = partial(_call_rule, rule)
 
 
 def register_selections(words: Sequence[str]) -> None:

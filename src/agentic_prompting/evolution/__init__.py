@@ -42,7 +42,7 @@ from .results import (
     sole_wins,
     truth_of,
 )
-from .selection import RULES, optimistic_scores, select, selection_rule
+from .selection import SELECTION_RULES as RULES, optimistic_scores, select, selection_rule
 from .settings import ESPLSettings, EvolveConfig
 from .system_prompt import Draft, Edit, SystemPrompt
 

@@ -314,7 +314,7 @@ async def mutate(
 
     # Summarise the attempts at each problem (A.3), and critique them together (A.4).
     lessons = await gather(_critique(operation, problem) for _, problem in instructive)
-    # Record the evidence, also where the critique failed.
+    # Record the evidence, even if the critique failed.
     for (column, problem), (summaries, _) in zip(instructive, lessons, strict=True):
         outcome.trace.show(column, problem, summaries)
     # Read the critiques whose calls succeeded, by the number of the problem.

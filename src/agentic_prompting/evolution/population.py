@@ -248,7 +248,7 @@ class Population:
         window (`int`, *optional*, defaults to `10`): K: only the K newest prompts are selected
             (A.5).
         rule (`str` or `Callable`, *optional*, defaults to `"top_plus_random"`): Selects the prompts
-            of a batch: a name of `RULES`, or a function of the members of the window (oldest
+            of a batch: a name of `SELECTION_RULES`, or a function of the members of the window (oldest
             first), k and a `random.Random` that returns k positions.
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3, also for
             `best("conservative")`.
@@ -267,7 +267,7 @@ class Population:
 
     Attributes:
         members (`list[Member]`): All prompts of the run. A prompt's id is its position.
-        turns (`int`): Number of calls of [`Population.select`].
+        selection_count (`int`): Number of calls of [`Population.select`].
         rng (`random.Random`): The random generator.
 
     Raises:
@@ -293,7 +293,7 @@ class Population:
             raise ValueError(f"{window=} must be at least 1")
         if not (delta_sigma >= 0 and tie_tolerance >= 0):  # also for NaN
             raise ValueError(f"{delta_sigma=} and {tie_tolerance=} must not be negative")
-        one_of("best_rule", best_rule, BEST_RULES)
+        check_choice("best_rule", best_rule, BEST_RULES)
         self.window = window
         self.independent_draws = independent_draws
         # Prompts that are played alone are never rated.
@@ -306,11 +306,11 @@ class Population:
         self.rng = random.Random(seed)
         # An id is a position in this list.
         self.members = [Member(replace(root, id=0), Rating())]
-        self.turns = 0
+        self.selection_count = 0
 
     def select(self, k: int) -> list[SystemPrompt]:
         """Draw the prompts of the next batch by the rule; see [`select`]."""
-        self.turns += 1
+        self.selection_count += 1
         candidates = self.candidates()
         positions = select(candidates, k, self.rule, self.rng, self.independent_draws)
         return [candidates[position].prompt for position in positions]
@@ -371,7 +371,7 @@ class Population:
 
         Args:
             child ([`SystemPrompt`]): With its parents and operator. If its `born_at` is 0 it
-                becomes `turns`.
+                becomes `selection_count`.
             parents (`Mapping[int, Rating]`, *optional*): Ratings by id that are used instead of the
                 current ones: the parents may have been rated again since the child was made.
 
@@ -398,7 +398,7 @@ class Population:
                 rating = parents.get(parent, rating)
             parent_ratings.append(rating)
         # It joins at the end, as the newest prompt of the window.
-        member = replace(child, id=len(self.members), born_at=child.born_at or self.turns)
+        member = replace(child, id=len(self.members), born_at=child.born_at or self.selection_count)
         self.members.append(Member(member, child_rating(parent_ratings, self.delta_sigma)))
         return member
 
@@ -466,7 +466,7 @@ class Population:
             "exploration": self.exploration,
             "best_rule": self.best_rule,
             "members": [member.to_json() for member in self.members],
-            "turns": self.turns,
+            "turns": self.selection_count,
             "rng": rng_state(self.rng),
         }
 
@@ -479,13 +479,13 @@ class Population:
         try:
             # Read everything before anything changes.
             members = read_members(state["members"])
-            turns = state["turns"]
+            selection_count = state["turns"]
             rng = rng_of(state["rng"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"the saved population is damaged: {_describe_error(error)}") from None
         # Everything is valid: continue from it.
         self.members = members
-        self.turns = turns
+        self.selection_count = selection_count
         self.rng = rng
 
 
@@ -529,7 +529,7 @@ def best_of(
     members: Sequence[Member], rule: str = "conservative", exploration: float = EXPLORATION
 ) -> Member:
     """Return the best of some members by [`Population.best`]'s rule, λ being `exploration`."""
-    one_of("best_rule", rule, BEST_RULES)
+    check_choice("best_rule", rule, BEST_RULES)
     if rule == "newest":
         return members[-1]
     # The conservative rule counts doubt against a prompt: μ - λσ.
@@ -574,7 +574,7 @@ def member_id(prompt: SystemPrompt | int) -> int:
     return prompt_id
 
 
-def one_of(name: str, value: str, allowed: Iterable[str]) -> None:
+def check_choice(name: str, value: str, allowed: Iterable[str]) -> None:
     """Raise `ValueError` if a setting has a value that is not allowed."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")

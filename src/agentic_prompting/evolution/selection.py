@@ -59,7 +59,7 @@ def top_plus_random(
     top = max(range(len(scores)), key=lambda position: (scores[position], position))
     # Draw among the positions that are left if the top one is taken out.
     others = rng.sample(range(len(members) - 1), k - 1)
-    # The positions behind the top one move up by one.
+    # The positions after the top one move up by one.
     return [top, *(position + (position >= top) for position in others)]
 
 
@@ -74,7 +74,7 @@ def softmax(
 
     If the exponentials of all remaining members underflow to 0, they are drawn uniformly.
     """
-    # The largest exponent is 0, so that none overflows.
+    # The largest exponent is 0, so none overflows.
     logits = [score / temperature for score in optimistic_scores(members, exploration)]
     max_logit = max(logits)
     weights = [math.exp(logit - max_logit) for logit in logits]
@@ -101,12 +101,13 @@ def uniform(
     return rng.sample(range(len(members)), k)
 
 
-RULES: dict[str, Callable[..., list[int]]] = {
+SELECTION_RULES: dict[str, Callable[..., list[int]]] = {
     "top_plus_random": top_plus_random,
     "softmax": softmax,
     "uniform": uniform,
 }
-"""The shipped rules by name."""
+"""The shipped rules by name. Each is a [`SelectionRule`] that takes λ and T of eq 3, too:
+[`selection_rule`] sets them."""
 
 
 def selection_rule(
@@ -118,7 +119,7 @@ def selection_rule(
     """Return a rule by name with its parameters set. A function is returned unchanged.
 
     Args:
-        rule (`str` or `Callable`): One of `top_plus_random`, `softmax`, `uniform`.
+        rule (`str` or `Callable`): A name of `SELECTION_RULES`, or a function of your own.
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3, at least 0.
         temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, above 0; only `softmax` has
             one.
@@ -138,16 +139,16 @@ def selection_rule(
         return rule
 
     # A shipped rule, with its parameters.
-    if rule not in RULES:
+    if rule not in SELECTION_RULES:
         raise ValueError(
-            f"no selection rule {rule!r}: choose one of {', '.join(RULES)}, or pass a function"
+            f"no selection rule {rule!r}: choose one of {', '.join(SELECTION_RULES)}, or pass a function"
         )
     # A single draw by this rule is always the top prompt.
     if independent and rule == "top_plus_random":
         raise ValueError(
             f"independent draws by {rule!r} would all give the same prompt: use softmax or uniform"
         )
-    return partial(RULES[rule], exploration=exploration, temperature=temperature)
+    return partial(SELECTION_RULES[rule], exploration=exploration, temperature=temperature)
 
 
 def select(

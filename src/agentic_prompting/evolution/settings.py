@@ -8,8 +8,8 @@ from typing import Any
 
 from ..rollout import Grammar
 from ..rollout.grammars import GRAMMARS
-from .population import BEST_RULES, Population, one_of
-from .selection import EXPLORATION, RULES
+from .population import BEST_RULES, Population, check_choice
+from .selection import EXPLORATION, SELECTION_RULES
 from .system_prompt import MAX_WORDS, PLACES, SystemPrompt
 
 # Settings that have no effect with a population of the user's own.
@@ -69,7 +69,7 @@ class ESPLSettings:
             to 12 failed attempts and asks for the edits ([`revise`]).
         reflect_on (`str`, *optional*, defaults to `"mixed"`): The problems a mutation looks at:
             `mixed`, those with differing rewards (A.2); `imperfect`, those with a reward below 1.0,
-            also if no attempt succeeded.
+            even if no attempt succeeded.
         max_ops (`int`, *optional*, defaults to `2`): K_ops: edits per problem (A.4).
         max_words (`int`, *optional*, defaults to `32`): Principles with more words are refused
             (A.5).
@@ -79,7 +79,7 @@ class ESPLSettings:
             everything. The journal has the share of each child that shares any.
         prompt_place (`str`, *optional*, defaults to `"system"`): The place of the prompt: `system`:
             the system message; `user`: in front of the first user message (the paper's maths
-            template); `after`: behind it (the released template).
+            template); `after`: after it (the released template).
         reference_sampling (`dict` or `str`, *optional*): Sampling options of every call of the
             reference LLM: `temperature`, `top_p`, `max_tokens`, `response_format`, ...; on a
             command line as JSON. The model's own defaults if it is not set.
@@ -95,7 +95,9 @@ class ESPLSettings:
     num_generations: int = setting(5, "N: rollouts per problem and prompt.")
     # The population: selection (eq 3), and ratings (Appendix B).
     window: int = setting(10, "K: only the K newest prompts are drawn.")
-    selection: str = setting("top_plus_random", f"How prompts are drawn: {', '.join(RULES)}.")
+    selection: str = setting(
+        "top_plus_random", f"How prompts are drawn: {', '.join(SELECTION_RULES)}."
+    )
     exploration: float = setting(
         EXPLORATION, "Lambda of eq 3: the weight of the uncertainty of a rating."
     )
@@ -126,10 +128,10 @@ class ESPLSettings:
 
     def __post_init__(self) -> None:
         # Check names first, then ranges.
-        one_of("selection", self.selection, RULES)
-        one_of("reflection", self.reflection, REFLECTIONS)
-        one_of("reflect_on", self.reflect_on, ("mixed", "imperfect"))
-        one_of("prompt_place", self.prompt_place, PLACES)
+        check_choice("selection", self.selection, SELECTION_RULES)
+        check_choice("reflection", self.reflection, REFLECTIONS)
+        check_choice("reflect_on", self.reflect_on, ("mixed", "imperfect"))
+        check_choice("prompt_place", self.prompt_place, PLACES)
         for name in ("prompts_per_step", "num_generations", "window", "max_ops", "max_words"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -248,9 +250,9 @@ class EvolveConfig(ESPLSettings):
 
     def __post_init__(self) -> None:
         # On a command line some values are texts.
-        one_of("mode", self.mode, ("evolution", "reflection"))
+        check_choice("mode", self.mode, ("evolution", "reflection"))
         if isinstance(self.grammar, str):
-            one_of("grammar", self.grammar, REPLY_GRAMMARS)
+            check_choice("grammar", self.grammar, REPLY_GRAMMARS)
             self.grammar = GRAMMARS[self.grammar]()
         if isinstance(self.policy_sampling, str):
             self.policy_sampling = _read_sampling("policy_sampling", self.policy_sampling)

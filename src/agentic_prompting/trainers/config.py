@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from trl import GRPOConfig
 
 from ..evolution import ESPLSettings
-from ..evolution.population import one_of
+from ..evolution.population import check_choice
 from ..evolution.settings import setting
 from ..rollout import Limits
 
@@ -391,9 +391,9 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
 
     def __post_init__(self):
         # Check the options before TRL looks at anything.
-        one_of("mode", self.mode, MODES)
-        one_of("baseline", self.baseline, ("normal", "marginalize"))
-        one_of("reflector", self.reflector, ("reference", "policy"))
+        check_choice("mode", self.mode, MODES)
+        check_choice("baseline", self.baseline, ("normal", "marginalize"))
+        check_choice("reflector", self.reflector, ("reference", "policy"))
         if self.evolution_lag < 0:
             raise ValueError(f"evolution_lag must be at least 0, got {self.evolution_lag}")
         if self.distill_epochs < 0:

@@ -13,7 +13,7 @@ from .types import (
     RoleUsage,
     summarize,
 )
-from .verifiers import Judge, LabelVerifier, Verifier
+from .verifiers import LabelVerifier, Verifier, VerifierFunction as Judge
 
 __all__ = [
     "DEFAULT_PROMPT",

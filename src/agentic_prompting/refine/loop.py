@@ -162,11 +162,11 @@ async def refine(
         task ([`ChatModel`]): LLM_task.
         feedback ([`ChatModel`]): LLM_feedback.
         optimizer ([`ChatModel`]): LLM_optimizer.
-        verifier ([`ChatModel`] or [`Judge`], *optional*): Judges the first answer.
+        verifier ([`ChatModel`] or [`VerifierFunction`], *optional*): Judges the first answer.
         settings ([`RefineSettings`], *optional*): k, n, the messages of the roles, ...
 
     Returns:
-        [`RefinementResult`]: Also if calls failed; see its `error`.
+        [`RefinementResult`]: The result, even if calls failed; see its `error`.
 
     Raises:
         `ValueError`: The prompt or the question is empty.

@@ -41,7 +41,7 @@ class ProRefiner(RefineSettings):
         task ([`ChatModel`]): LLM_task. Its system message is the prompt.
         feedback ([`ChatModel`]): LLM_feedback.
         optimizer ([`ChatModel`]): LLM_optimizer. May be the same object as `feedback`.
-        verifier ([`ChatModel`] or [`Judge`], *optional*): Judges the first answer. Without one
+        verifier ([`ChatModel`] or [`VerifierFunction`], *optional*): Judges the first answer. Without one
             every query is refined.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Verifiers that are no models: functions of the query and the answer."""
+"""Verifiers that are not models: functions of the query and the answer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .types import Query
 VERIFIER_SECONDS = 600.0
 """The time limit, for one answer, of a verifier that is not a model."""
 
-Judge = Callable[[Query, str], "bool | Awaitable[bool | None] | None"]
-"""A verifier that is no model. Gets the query and the answer; returns `True` (right), `False`
+VerifierFunction = Callable[[Query, str], "bool | Awaitable[bool | None] | None"]
+"""A verifier that is not a model. Gets the query and the answer; returns `True` (right), `False`
 (wrong) or `None` (no verdict).
 
 Plain functions share one thread in each process, so they need not be thread-safe; an `async` one
@@ -25,7 +25,7 @@ runs on the event loop. An exception is a failure of the verifier and does not e
 answer that takes it more than ten minutes. A verifier that needs accepted answers has an attribute
 `needs_answers = True`; a query without any is then an error before the first call."""
 
-Verifier = ChatModel | Judge
+Verifier = ChatModel | VerifierFunction
 """Decides whether a query is refined at all, by judging the first answer, which is given under the
 initial prompt.
 
@@ -33,8 +33,8 @@ Right: the answer is final. Wrong, or no verdict: the prompt is refined. Missing
 counted."""
 
 
-async def call_verifier(verifier: Judge, query: Query, answer: str) -> bool | None:
-    """Return the verdict of a verifier that is no model.
+async def call_verifier(verifier: VerifierFunction, query: Query, answer: str) -> bool | None:
+    """Return the verdict of a verifier that is not a model.
 
     Raises:
         `Exception`: Whatever the verifier raises.
@@ -51,7 +51,7 @@ async def call_verifier(verifier: Judge, query: Query, answer: str) -> bool | No
                 with suppress(RuntimeError):
                     time_limit.reschedule(loop.time() + VERIFIER_SECONDS)
 
-            def judge() -> object:
+            def call_plain_verifier() -> object:
                 # The time in which the call waited for the thread does not count.
                 loop.call_soon_threadsafe(start_time_limit)
                 return verifier(query, answer)
@@ -61,7 +61,7 @@ async def call_verifier(verifier: Judge, query: Query, answer: str) -> bool | No
                 start_time_limit()
                 verdict = await call_guarded_on(None, verifier, query, answer)
             else:
-                verdict = await call_guarded_on(_verifier_thread(os.getpid()), judge)
+                verdict = await call_guarded_on(_verifier_thread(os.getpid()), call_plain_verifier)
     except TimeoutError:
         # The verifier itself may raise a `TimeoutError`.
         if time_limit.expired():
@@ -78,7 +78,7 @@ async def call_verifier(verifier: Judge, query: Query, answer: str) -> bool | No
 def _verifier_thread(process: int) -> DaemonThreads:
     """Return the thread for plain verifiers in this process; a verifier that hangs is replaced.
 
-    It is none of the threads for other functions, because a verifier may wait for one of those.
+    Other functions have threads of their own, because a verifier may wait for one of those.
     """
     return DaemonThreads(1, "agentic-prompting-verifier")
 

@@ -1,9 +1,9 @@
 """`agentic-prompting`: its sub-commands, and their common treatment of errors.
 
-A sub-command is the function of its name in the file of its name (`_` for `-`): it takes the words behind the name and
+A sub-command is the function of its name in the file of its name (`_` for `-`): it takes the words after the name and
 returns the exit status. Its options are the fields of the dataclasses in the file's `SETTINGS`, which transformers'
 parser reads. To add a sub-command, write such a file and put its name into [`COMMANDS`]. The file is imported when the
-command is called, so that `--help` stays quick.
+command is called, so `--help` stays quick.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COMMANDS = {
 }
 """Sub-commands in the order of `--help`."""
 
-# The words behind a sub-command's name are left to its own parser, `--help` too.
+# The words after a sub-command's name are left to its own parser, `--help` too.
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 # Exceptions are left to `run_script`, and help is plain text.

@@ -31,7 +31,7 @@ def connect_run(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]:
     """The rows and fields of [`HeadroomSettings`] for a training run: its agent, reward and large LLM.
 
     Raises:
-        `ValueError`: If the run is none that can be measured, or an option is wrong or missing.
+        `ValueError`: If the run cannot be measured, or an option is wrong or missing.
     """
     script, args, model = options.run.parse()
     if not isinstance(script, RunArguments):

@@ -39,7 +39,7 @@ def launch(method: str, arguments: Sequence[str], accelerate_config: Path | None
     )
 
     def forward_interrupt(number: int, frame: FrameType | None) -> None:
-        """Send Ctrl-C to the processes of the job, also where this one got SIGTERM: it would leave them running without
+        """Send Ctrl-C to the processes of the job, even if this one got SIGTERM: it would leave them running without
         it. One in the terminal's group gets it twice and handles it once. Imports nothing: a second signal may
         interrupt the handler of the first."""
         for child in psutil.Process().children():

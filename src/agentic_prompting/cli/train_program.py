@@ -231,7 +231,7 @@ def loading_arguments(model: ModelConfig) -> dict[str, Any]:
 def run_training(trainer: Trainer) -> None:
     """Train, or go on from `args.resume_from_checkpoint`; Ctrl-C ends it with a checkpoint.
 
-    `--resume_from_checkpoint true` is the newest checkpoint, and the beginning where there is none. The log of the run
+    `--resume_from_checkpoint true` takes the newest checkpoint; without one, training starts from the beginning. The log of the run
     is in the output folder afterwards, as `trainer_state.json`.
 
     Raises:

@@ -3,7 +3,7 @@
 A turn makes one or several calls, each to a worker by its name. Replies are numbered through the episode in the order
 of the calls. Every `#n` in a request refers to reply n: its whole text is handed to the worker, so that the agent does
 not have to type it again. The calls of a turn run concurrently; a call that refers to an earlier one of its turn waits
-for it. References point backwards, so that no plan can have a cycle.
+for it. References point backwards, so no plan can have a cycle.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ def estimate_mean(values: Sequence[float], is_share: bool) -> Estimate | None:
     """
     if not values:
         return None
-    # Wilson's interval also where several runs agree on every question: the bootstrap of such
+    # Wilson's interval even if several runs agree on every question: the bootstrap of such
     # values has no width at 0 or 1.
     if is_share and set(values) <= {0.0, 1.0}:
         return wilson_interval(round(sum(values)), len(values))

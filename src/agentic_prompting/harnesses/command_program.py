@@ -103,7 +103,7 @@ class CommandProgram(AgentProgram):
 
     @asynccontextmanager
     async def open_run(self, rollout: Rollout) -> AsyncIterator[AgentRun]:
-        """The run of an episode, in a workspace that is removed behind it."""
+        """The run of an episode, in a workspace that is removed afterwards."""
         folders = await asyncio.to_thread(self.workspace.open, rollout.row, self.private_paths)
         has_failed = False
         try:
@@ -199,7 +199,7 @@ class CommandRun(AgentRun):
         # The reward is None until the reward function has seen the folder.
         if isinstance(output, str):
             output = {"answer": output}
-        # An empty answer is none.
+        # An empty answer does not count as an answer.
         if not output or not output["answer"]:
             return None
         return {**output, "reward": None}

@@ -49,22 +49,19 @@ _locks: list[TextIO] = []  # files that are held open as long as the process liv
 
 @cache
 def process_folder(pid: int) -> Path:
-    """Return the folder of a process, created.
-
-    Those of processes that were killed are removed with what is left.
-    """
+    """Return the folder of a process, created. Also removes folders of killed processes."""
     base = base_folder()
     base.mkdir(mode=0o700, exist_ok=True)
     # Anyone can create this path in a shared folder before this user does.
     if base.stat().st_uid != os.getuid() or base.is_symlink():
         raise ServerFailed(f"{base} belongs to someone else: set TMPDIR to a folder of your own")
 
-    # One start at a time, so that a folder without a lock is one that was left.
+    # One start at a time, so a folder without a lock is an abandoned one.
     base_descriptor = os.open(base, os.O_RDONLY)
     try:
         fcntl.flock(base_descriptor, fcntl.LOCK_EX)
         for folder in base.iterdir():
-            _remove_if_left(folder)
+            _remove_if_abandoned(folder)
         folder = Path(tempfile.mkdtemp(prefix=f"{pid}-", dir=base))
         lock = open(folder / "lock", "w")  # noqa: SIM115
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -82,7 +79,7 @@ def process_folder(pid: int) -> Path:
     return folder
 
 
-def _remove_if_left(folder: Path) -> None:
+def _remove_if_abandoned(folder: Path) -> None:
     with contextlib.suppress(OSError), open(folder / "lock", "a") as lock:
         # Raises where the process that holds the lock still lives: its folder stays.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,12 +132,11 @@ def tidy(folder: Path) -> bool:
     """Make everything below a folder readable, with no way out of it.
 
     Removed are links that lead elsewhere, what is neither file nor folder (a pipe would block a
-    reader), and folders that are too deep. Files lose the setuid bit, with
-    which they would run with the rights of their owner.
+    reader), and folders that are too deep. Files lose the setuid bit, with which they would run with
+    the rights of their owner.
 
     Returns:
-        `bool`: Whether all folders could be looked into; if not, those that are too deep are
-            removed.
+        `bool`: `False` if some folder was too deep to inspect; it has been removed.
     """
     # Open folders that the agent closed, and take away setuid, setgid and sticky bits.
     _run("chmod", "-R", "u+rwX,u-s,g-s,-t", folder)
@@ -189,7 +185,7 @@ def _stays_in(link: str, top: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, also where an agent took away the right to.
+    """Remove a file or a folder, even if an agent took away the right to.
 
     Never raises: what cannot be removed is logged. After some seconds the removal goes on by
     itself: a hundred thousand folders take minutes on some disks.

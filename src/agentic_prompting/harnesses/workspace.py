@@ -477,7 +477,7 @@ class RolloutWorkspace:
             os.killpg(process.pid, signal.SIGKILL)
 
     def _tidy_up(self) -> None:
-        # The namespace's first process ends last: behind it no process can change the folders.
+        # The namespace's first process ends last: after it no process can change the folders.
         if self._first_process is not None:
             poll = select.poll()
             poll.register(self._first_process, select.POLLIN)

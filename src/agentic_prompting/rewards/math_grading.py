@@ -2,7 +2,7 @@
 
 `math.py` calls it on the main thread, and `math_process.py` runs this file as a program for calls
 on other threads. There nothing can interrupt a computation such as 10^(10^10), which a policy may
-write: it would hold the interpreter's lock for ever. This file imports nothing of the package. As a
+write: it would hold the interpreter's lock forever. This file imports nothing of the package. As a
 program it reads requests and writes replies, each one line of JSON.
 """
 

@@ -52,9 +52,7 @@ def exact_match(prediction: str, answers: Sequence[str]) -> float:
 
 
 def token_f1(prediction: str, answers: Sequence[str]) -> float:
-    """Return the token F1, the best over the accepted answers, in [0, 1] (eq 11-12.
-
-    Appendix F, F1).
+    """Return the best token F1 over the accepted answers, in [0, 1] (Appendix F, eq 11-12).
 
     The overlap counts tokens with multiplicity. Where one side has no token left after
     normalisation this is SQuAD v2.0's rule: 1.0 if both have none, else 0.0. (v1.1 gives 0.0 in

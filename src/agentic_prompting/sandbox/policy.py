@@ -86,7 +86,7 @@ def build_tokenizer(
     tokenizer.pre_tokenizer = pre_tokenizers.Split(
         Regex("|".join([*patterns, r"\S+"])), "removed", invert=True
     )
-    # Tags are added tokens, as `<think>` is in Qwen3: found also where no space stands around them.
+    # Tags are added tokens, as `<think>` is in Qwen3: found even if no space stands around them.
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -45,7 +45,7 @@ _FINISH_REASONS = {
 
 
 class CostLimit(BudgetExceeded):
-    """One request came to cost more than a request may. Not fatal: an answer that ProRefine has by then is returned."""
+    """A request exceeded its cost limit. Not fatal: ProRefine returns the best answer that it has."""
 
     fatal = False
 
@@ -61,9 +61,9 @@ class ServedAnswer:
     Args:
         text (`str`, *optional*): The answer; `None` if there is none.
         why_none (`str`, *optional*): Why the model gave no answer, which is its own failing and no outage.
-        error ([`LLMError`], *optional*): What failed behind the model. Then there is neither text nor reason.
+        error ([`LLMError`], *optional*): The call that failed. Then there is neither text nor reason.
         finish_reason (`str`, *optional*, defaults to `"stop"`): As in OpenAI's format.
-        usage ([`Usage`], *optional*): The answering model's tokens; what all calls behind it cost.
+        usage ([`Usage`], *optional*): The answering model's tokens, and the cost of all calls.
         workers (`dict`, *optional*): `calls` and `cost_usd` of each worker, by name, for an agent that leads some.
         trajectory (`dict`, *optional*): How it came about, as [`rollout_record`] describes it.
     """
@@ -184,7 +184,7 @@ class AgentAnswers:
         usage = Usage(len(prompt_ids), sampled_tokens, _cost(rollout))
         trajectory = rollout_record(rollout)
 
-        # A failure behind the agent is an error. That the agent gives no answer is none.
+        # A failed call is an error; an agent that gives no answer is not.
         if rollout.error is not None:
             return ServedAnswer(error=rollout.error, usage=usage, trajectory=trajectory)
         why_none = None
@@ -338,7 +338,7 @@ def conversation(spec: AgentSpec, messages: Sequence[Message]) -> list[Message]:
         elif f"\n\n{message['content'].strip()}\n\n" not in agent_prompts:
             system_texts.append(message["content"])
 
-    # The client's system messages become one, behind the agent's own system prompt.
+    # The client's system messages become one, after the agent's own system prompt.
     system_messages: list[Message] = []
     if system_texts:
         system_messages.append({"role": "system", "content": "\n\n".join(system_texts)})

@@ -206,7 +206,7 @@ class _App:
         )
 
         def end_events(task: asyncio.Future[ServedAnswer]) -> None:
-            # The end of the episode, whatever it is, comes behind the last event. Nobody may be left
+            # The end of the episode, whatever it is, comes after the last event. Nobody may be left
             # to read an error.
             events.put_nowait(None)
             if not task.cancelled():

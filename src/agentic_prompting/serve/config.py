@@ -36,7 +36,7 @@ class ServeConfig:
             training, for every request; without it for those with `temperature=0`.
 
     Raises:
-        `ValueError`: If a limit is not positive, or the port is none.
+        `ValueError`: If a limit is not positive, or the port is not valid.
     """
 
     host: str = _option("127.0.0.1", "Address to listen on; any other than loopback needs a key.")

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CLOSED_REQUEST = 499  # nginx's number; the client has gone and does not read it
-# After these errors the model behind cannot be asked at present: 503 instead of 502.
+# After these errors the large LLM cannot be asked at present: 503 instead of 502.
 _UNAVAILABLE = (RateLimited, Unreachable, BudgetExceeded, Misconfigured, Closed)
 
 
@@ -106,7 +106,7 @@ class Service:
             finally:
                 self._count(-1)
 
-            # Count what it cost, also if it has failed.
+            # Count what it cost, even if it has failed.
             self.metrics.answered(model, answer)
             if answer.error is not None:
                 raise _to_refusal(answer.error)
@@ -180,13 +180,13 @@ class Service:
 
 
 def _to_refusal(error: LLMError) -> Refusal:
-    """A failure behind the model as the client reads it: what happened, but not where."""
+    """A failed call as the client reads it: what happened, but not where."""
     # Limits of the request itself, which its client can do something about.
     if isinstance(error, CostLimit):
         return Refusal(402, error.message, "cost_limit")
     if isinstance(error, PromptTooLong):
         return Refusal(400, error.message, "context_length_exceeded", "messages")
-    # Anything else is a failure behind the model. Only the log says where.
+    # Anything else is a failure of a model or tool that the agent calls. Only the log says where.
     logger.warning("%s: %s", error.kind, error)
     status = 503 if isinstance(error, _UNAVAILABLE) else 502
     return Refusal(status, error.message, error.kind)
@@ -218,7 +218,7 @@ def agent_service(
     if refined is not None:
         models["prorefine"] = ChatAnswers(refined, config.max_cost_usd)
 
-    # One budget for all models behind them, by their roles.
+    # One budget for all models that they call, by their roles.
     if budget is not None:
         roles = (
             refined.refiner.models if isinstance(refined, RefinedChat) else {"prorefine": refined}

@@ -1,7 +1,7 @@
 """agentic-prompting: language models that learn to prompt other language models well, on top of
 Hugging Face TRL.
 
-Names are imported when they are first used, so that `import agentic_prompting` is instant and the
+Names are imported when they are first used, so `import agentic_prompting` is instant and the
 parts that need no torch work without it.
 """
 

@@ -143,7 +143,7 @@ class _PrintingEnvironment:
 
 def _print_end(rollout: Rollout) -> None:
     """Print the last turn, how the conversation ended, and its turns, calls and cost."""
-    # A program plays the whole episode, so that nothing was printed while it ran.
+    # A program plays the whole episode, so nothing was printed while it ran.
     if "program/calls" in rollout.counts:
         for position, turn in enumerate(rollout.turns):
             print_turn(turn)

@@ -102,7 +102,7 @@ class OptionParser(HfArgumentParser):
         if not is_empty and not isinstance(value, Mapping | list):
             # After `=` a value may begin with a dash.
             return [f"{option}={value}"]
-        # transformers reads mappings and lists of lists from JSON, so that they are texts to argparse.
+        # transformers reads mappings and lists of lists from JSON, so they are texts to argparse.
         if not is_empty and (action.type is not str or takes_list):
             raise ValueError(f"{file}: {name} is not an option for {str(value)[:60]}")
         self.set_defaults(**{name: value})

@@ -201,7 +201,7 @@ class Tracing:
             try:
                 start_traces(self.trace_content)
             except ImportError as error:
-                # The user can install the extra, so that one line suffices.
+                # The user can install the extra, so one line suffices.
                 raise ValueError(str(error)) from error
 
 

@@ -36,7 +36,7 @@ def run_script(main: Callable[[], T]) -> T:
     except Exception as error:
         from ..llm import LLMError  # imported late, so that `--help` stays quick
 
-        # Any other error may be a bug, so that its traceback is wanted.
+        # Any other error may be a bug, so its traceback is wanted.
         if not isinstance(error, LLMError):
             raise
         _print_with_place(error)

@@ -97,7 +97,7 @@ class AgentArguments(DataAndEnvironment):
             raise ValueError(
                 "a reward that reads the work folder has to be the only one: leave the others out"
             )
-        # The program calls such a reward itself, so that the trainer gets none.
+        # The program calls such a reward itself, so the trainer gets none.
         folder_reward = None
         if folder_rewards:
             folder_reward = folder_rewards[0]

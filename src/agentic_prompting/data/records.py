@@ -96,7 +96,7 @@ def read_records(
     Raises:
         `ValueError`: A row cannot be read or has no question. Names the first such row.
     """
-    # Rows are numbered on from one source to the next, so that their ids differ.
+    # Rows are numbered on from one source to the next, so their ids differ.
     records: list[Record] = []
     first_number = 0
     for part in parts:

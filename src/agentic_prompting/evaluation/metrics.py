@@ -245,7 +245,7 @@ _LOWER_IS_BETTER = frozenset({"wer", "cer", "mer", "ter"})
 
 
 class EvaluateScore:
-    """A metric of the `evaluate` package as a [`Score`]: one number per answer, so that its mean
+    """A metric of the `evaluate` package as a [`Score`]: one number per answer, so its mean
     has an interval.
 
     The accepted answer with the best score counts. A metric that returns one number for many

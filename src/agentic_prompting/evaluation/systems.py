@@ -291,7 +291,7 @@ class AgentSystem(System):
 
     def answer_batch(self, rows: Sequence[Row], seed: int) -> list[Answer]:
         started = time.perf_counter()
-        # The seed depends on the first question, so that a resumed run samples the rest as an
+        # The seed depends on the first question, so a resumed run samples the rest as an
         # unbroken one would.
         batch_seed = rollout_seed(seed, rows[0]["question"])
         rollouts = self.agent.answer_all(rows, seed=batch_seed, progress=False)

@@ -154,7 +154,7 @@ def principle_id(value: object) -> str:
     """Return the id of a principle in its one form.
 
     `3`, `G3`, `[G3]`, `A.G3` become `"G3"`, A being the set that is edited. An id of another set
-    becomes `"B.G3"`, so that no edit confuses the two; anything else stays, to be refused later.
+    becomes `"B.G3"`, so no edit confuses the two; anything else stays, to be refused later.
     """
     match = _ID.match(str(value))
     if isinstance(value, bool) or match is None:

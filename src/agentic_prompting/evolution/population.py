@@ -254,7 +254,7 @@ class Population:
             `best("conservative")`.
         temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, for `softmax`.
         independent_draws (`bool`, *optional*, defaults to `False`): Draw the prompts of a batch
-            independently, as Algorithm 1 reads, so that one may be drawn twice. By default they are
+            independently, as Algorithm 1 reads, so one may be drawn twice. By default they are
             different prompts.
         delta_sigma (`float`, *optional*, defaults to `1.0`): Δσ: uncertainty added to the rating of
             a child (A.5).

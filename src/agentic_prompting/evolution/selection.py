@@ -168,7 +168,7 @@ def select(
         rule (`Callable`): One of the rules above.
         rng (`random.Random`): The random generator.
         independent (`bool`, *optional*, defaults to `False`): Draw each from all members, as
-            Algorithm 1 reads, so that one may be drawn twice.
+            Algorithm 1 reads, so one may be drawn twice.
 
     Raises:
         `ValueError`: There is no member, `k` is below 1, or the rule returns invalid positions.

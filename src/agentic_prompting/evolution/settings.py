@@ -54,7 +54,7 @@ class ESPLSettings:
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3.
         selection_temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, for `softmax`.
         independent_draws (`bool`, *optional*, defaults to `False`): Draw the M prompts
-            independently, as Algorithm 1 reads, so that one may be drawn twice. By default they are
+            independently, as Algorithm 1 reads, so one may be drawn twice. By default they are
             different, as in the paper's own runs.
         best_rule (`str`, *optional*, defaults to `"conservative"`): Which prompt is tested and
             saved: `conservative` (the highest μ - λσ), `mean` (the highest μ) or `newest` (as in

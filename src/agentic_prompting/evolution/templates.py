@@ -1,7 +1,7 @@
 """The prompts of the reference LLM (the roles of A.2 to A.5 and Algorithm 2; the wording is ours).
 
 Each template begins with a line `Task: ...` that tells them apart. Variables, all filled in at once
-by [`fill`], so that braces in a problem or an attempt do no harm:
+by [`fill`], so braces in a problem or an attempt do no harm:
 
 - `{prompt}` (str): the system prompt's text; `{question}`, `{truth}` (str): a problem and its accepted answer;
 - `{attempt}`, `{reward}` (str): one rollout and its reward; `{principle}` (str): one principle with its id;

@@ -214,7 +214,7 @@ class Sandbox:
         if self.network:  # a link into /run on many systems
             shown_paths.add(os.path.realpath("/etc/resolv.conf"))
         options = {path: "--ro-bind" for path in shown_paths if os.path.exists(path)}
-        # A hidden path may be reached through a link above a shown one, so that real paths are
+        # A hidden path may be reached through a link above a shown one, so real paths are
         # compared.
         real_paths = {path: os.path.realpath(path) for path in options}
         for hidden in map(os.path.realpath, self.hides):

@@ -136,7 +136,7 @@ class CommandProgram(AgentProgram):
         if self._reward_function is None:
             return
 
-        # The command has ended, so that the agent never sees the tests.
+        # The command has ended, so the agent never sees the tests.
         await asyncio.to_thread(folders.add_tests, rollout.row)
         try:
             reward = await call_guarded(self._reward_function, rollout, folders.work)

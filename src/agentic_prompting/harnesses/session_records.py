@@ -49,7 +49,7 @@ _ARGUMENT_FIELDS = ("arguments", "args", "input")
 def find_records(home: Path, pattern: str) -> list[Path]:
     """Return the files below a home folder that a pattern names, in the order of their paths.
 
-    An agent can fill its home with folders and files, so that a limited number is looked at, and
+    An agent can fill its home with folders and files, so a limited number is looked at, and
     files of at most `MAX_RECORD_BYTES` bytes together are returned.
 
     Args:

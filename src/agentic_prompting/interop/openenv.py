@@ -55,7 +55,7 @@ class OpenEnv(TRLEnvironment):
     prompt. Every episode has a session, and all run at the same time: the server's
     `max_concurrent_envs` must be at least a batch. An action that the server refuses is text for
     the agent. A server that is gone, full, too slow or breaks the protocol, and a `reset` that
-    fails, are outages. Redirects are not followed, so that `headers` reach no other server.
+    fails, are outages. Redirects are not followed, so `headers` reach no other server.
 
     Args:
         url (`str`): The server's address, `http://...`.
@@ -165,7 +165,7 @@ class OpenEnvSession:
             return await self._request("step", action)
 
     async def get_reward(self) -> float:
-        # The reward is read after the last turn, so that the session can end.
+        # The reward is read after the last turn, so the session can end.
         if self._http is not None:
             await self._http.close()
         return sum(self._rewards)

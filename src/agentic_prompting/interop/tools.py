@@ -117,7 +117,7 @@ def ask_tool(
     """
 
     async def call(arguments: dict[str, Any], rollout: Rollout) -> Observation:
-        # The seed identifies the rollout, so that a replayed run finds its replies again.
+        # The seed identifies the rollout, so a replayed run finds its replies again.
         messages = [Message(role="user", content=str(arguments["prompt"]))]
         reply = await as_chat(chat)(messages, repeat=rollout.seed, session=str(rollout.seed))
         # Some servers leave the thought in the text.

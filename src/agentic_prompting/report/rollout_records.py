@@ -208,7 +208,7 @@ def _prompt_r1_parts(record: Record, recorded: float) -> list[tuple[str, float |
     for gate in ("paper", "strict"):
         score = PromptR1Reward(gate=gate).score_turns(texts, record["answers"])
         if abs(score.total - recorded) < _CLOSE:
-            # Below 0 the format is not whole, so that the answer does not count.
+            # Below 0 the format is not whole, so the answer does not count.
             answer_part = score.answer if score.total >= 0 else 0.0
             return [
                 ("· format (−1 + R_fmt)", score.total - answer_part),

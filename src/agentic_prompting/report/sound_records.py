@@ -144,7 +144,7 @@ _FIELDS_WITH_DEFAULTS = {
     "worth_usd",
     "seconds",
 }
-"""Fields that may be missing, so that `null` is left out of a record."""
+"""Fields that may be missing, so `null` is left out of a record."""
 
 
 def read_sound_answers(path: Path) -> list[Record]:

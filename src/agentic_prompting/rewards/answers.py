@@ -13,7 +13,7 @@ from typing import Any
 from ..llm import strip_thoughts
 from ..llm.numbers import answer_text
 
-# "Answer:", "**Final Answer**:", "answer :". The repeats are bounded, so that each match takes
+# "Answer:", "**Final Answer**:", "answer :". The repeats are bounded, so each match takes
 # constant time.
 ANSWER_MARK = re.compile(r"answer[ \t*_`]{0,20}[:：]", re.IGNORECASE)
 # A heading without a colon: "### Final answer", "**Answer**".

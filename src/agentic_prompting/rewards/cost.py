@@ -15,7 +15,7 @@ class CostReward:
     """A reward function that returns minus `weight` for each unit of cost of a rollout's calls.
 
     Pass it beside the reward of the answer. A reply costs its full price even if it was recorded or
-    shared, so that the reward depends on the rollout alone.
+    shared, so the reward depends on the rollout alone.
 
     A row may state a budget in the column `budget`, which [`Workers`] shows the agent. With a
     mapping as `weight` a budget that is a key (`low`, `high`) chooses its weight. A budget that is

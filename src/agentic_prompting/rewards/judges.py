@@ -5,7 +5,7 @@ rollout by itself, and a [`GroupJudge`] compares the rollouts of a group in one 
 ART's RULER).
 
 The text of a rollout is data to a judge. Each rollout stands between tags, and every `<` in it is
-escaped, so that a rollout can neither close its tag nor give the judge instructions. A reply counts
+escaped, so a rollout can neither close its tag nor give the judge instructions. A reply counts
 only if all of it is the JSON that the request asks for.
 """
 
@@ -339,7 +339,7 @@ class GroupJudge(Judge):
 
     async def _rank(self, group: Sequence[Rollout]) -> list[float | None]:
         """Return the rank of each rollout, from 0 to 1; `None` for all if the judgement failed."""
-        # The order depends on the rollouts' seeds, so that a replay asks the same.
+        # The order depends on the rollouts' seeds, so a replay asks the same.
         order = list(range(len(group)))
         seed = rollout_seed(self.seed, *(rollout.seed for rollout in group))
         random.Random(seed).shuffle(order)

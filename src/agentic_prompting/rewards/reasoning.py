@@ -19,7 +19,7 @@ from ..llm import strip_thoughts
 from .answers import ANSWER_MARK, accepted_answers, find_answer, find_box, last_match, strip_marks
 
 # Markup, brackets, LaTeX and a word like "option" before the letter. The alternatives begin with
-# different characters and the repeat is possessive, so that the time is linear.
+# different characters and the repeat is possessive, so the time is linear.
 _BEFORE_LETTER = (
     r"(?:[\s*_`$({\[\"'“‘]"
     r"|\\(?:boxed|fbox|text|math)(?:bf|rm|it|sf|tt)?(?=\s*+\{)"

@@ -9,7 +9,7 @@ A refusal names the word and ends the conversation: later requests get no answer
 could use the word of the refusal, and no system prompt would need it.
 
 The module also makes the warm-start traces of the tiny policy: following the principles of a system
-prompt. Every trace has rules and principles of its own, so that the policy learns nothing about the
+prompt. Every trace has rules and principles of its own, so the policy learns nothing about the
 rules of any run, only the meaning of principles: `say currency amber` is a word for a kind of
 request, `ask one fact at a time` a way to proceed. The policy obeys them most of the time, good
 ones and bad ones alike. Without a principle it uses no word, now and then a random one, and splits

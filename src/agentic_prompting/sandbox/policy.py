@@ -154,7 +154,7 @@ def nonsense(
 ) -> list[Rollout]:
     """Replace the names and nouns of conversations by random words: more exercises in copying.
 
-    The results state nothing, so that only copying predicts their tokens. The policy learns to copy
+    The results state nothing, so only copying predicts their tokens. The policy learns to copy
     any word in the place of a name, not only the names of its conversations.
 
     Args:
@@ -162,7 +162,7 @@ def nonsense(
             word is always replaced by the same word.
         tokenizer (`PreTrainedTokenizerFast`): The tokenizer of the world.
         world ([`World`]): The world whose names and relations are replaced.
-        rng (`random.Random`): Draws the words. It never draws the nouns of questions, so that no
+        rng (`random.Random`): Draws the words. It never draws the nouns of questions, so no
             result is a question.
     """
     # Names and nouns are replaced, by any words but nouns and tags.

@@ -7,7 +7,7 @@ known by construction, and the functions that score the real sets score them too
 Each model reads only its messages, as a real model would; none of them sees the accepted answers.
 They solve the puzzles themselves, and sometimes make mistakes. The rate of mistakes is an argument,
 set by hand: accuracies here show that the loop works, not how good models are. Whether a model
-makes a mistake follows from the seed and its messages, so that a run can be repeated.
+makes a mistake follows from the seed and its messages, so a run can be repeated.
 
 The mistakes of the task model depend on its prompt (`FAULTS`). One piece of advice does harm: if
 the prompt asks for short answers, the model skips its steps and makes the mistakes that other

@@ -82,7 +82,7 @@ class Recipe:
         """Copying exercises, and conversations to imitate."""
         rng = random.Random(self.drawn_by)
         chat_format = self.spec.create_format(self.tokenizer)
-        # All draws share one generator, so that their order decides the data.
+        # All draws share one generator, so their order decides the data.
         imitated_traces, plain_traces = self.traces(traces, rng)
         imitated = [rollout_from_trace(trace, self.spec, chat_format) for trace in imitated_traces]
         plain = [rollout_from_trace(trace, self.spec, chat_format) for trace in plain_traces]

@@ -203,7 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
                 413, f"The request is larger than {_MAX_BODY_BYTES} bytes.", "request_too_large"
             )
 
-        # The length is known, so that the connection can be kept.
+        # The length is known, so the connection can be kept.
         self.close_connection = close_connection
         return self.rfile.read(int(length))
 

@@ -182,7 +182,7 @@ def prepare_guarded(
             Without them a policy of this size does not learn to say the words of its principles.
         world (`str`, *optional*, defaults to `"rules"`): The skills to learn. `"rules"`: words that
             a sentence can state, and splitting questions. `"habits"`: no fact is guarded, and the
-            policy heeds no principle about how to proceed, so that only practice helps.
+            policy heeds no principle about how to proceed, so only practice helps.
             `"misleading"`: the first prompt gives words that are out of date, and half of the
             reflector's advice is wrong. `"many"`: eight words instead of four, for every relation
             that a question may end on.
@@ -315,7 +315,7 @@ class AgentChat:
     ) -> Reply:
         agent = self.agent
 
-        # The seed follows from the conversation, so that a call can be repeated.
+        # The seed follows from the conversation, so a call can be repeated.
         conversation = repr([(message["role"], message["content"]) for message in messages])
         seed = rollout_seed(self.seed, conversation, repeat or 0)
         rollout = Rollout(agent.chat_format.prompt_ids(messages), seed=seed)

@@ -30,7 +30,7 @@ from .world import (
 DEFAULT_MIX = {"decompose": 0.3, "pass_on": 0.4, "bare": 0.08, "impatient": 0.1, "partial": 0.12}
 """Share of each kind.
 
-Passing the question on is the habit to be unlearned: it is the likeliest first move, so that an
+Passing the question on is the habit to be unlearned: it is the likeliest first move, so an
 imitator is mostly wrong whether it samples or takes its likeliest words. About a third of these
 traces end on the right answer.
 """

@@ -151,7 +151,7 @@ class World:
     @cached_property
     def by(self) -> dict[str, dict[str, Country]]:
         """Each country by its name, capital and airport: `world.by["capital"]["Nairobi"]`."""
-        # Each naming value belongs to one country, so that no entry replaces another.
+        # Each naming value belongs to one country, so no entry replaces another.
         by_field: dict[str, dict[str, Country]] = {field: {} for field in NAMING_FIELDS}
         for field, countries in by_field.items():
             for country in self.countries:
@@ -241,7 +241,7 @@ def parse_question(text: str, world: World | None = None) -> Question | None:
     """Find a question of the sandbox in a request.
 
     Case, punctuation, an article before a country and words around the question do not matter; its
-    wording and the spelling of its names do. Of several questions the first one counts, so that a
+    wording and the spelling of its names do. Of several questions the first one counts, so a
     request gets one answer.
 
     Args:
@@ -368,7 +368,7 @@ def as_rows(questions: Iterable[Question]) -> list[dict[str, Any]]:
     """
     rows = []
     for question in questions:
-        # The id follows from the text, so that a question keeps it in every split.
+        # The id follows from the text, so a question keeps it in every split.
         digest = hashlib.blake2b(question.text.encode(), digest_size=6).hexdigest()
         rows.append(
             {

@@ -142,7 +142,7 @@ class Server:
             logger=http_logger,
         )
 
-        # Limit the connections. This middleware comes first, so that it sees refused requests too.
+        # Limit the connections. This middleware comes first, so it sees refused requests too.
         max_connections = self.service.config.max_concurrency + _SPARE_CONNECTIONS
         limits = ConnectionLimits(max_connections)
         self.app.middlewares.insert(0, limits.middleware())

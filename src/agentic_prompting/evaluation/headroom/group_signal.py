@@ -201,7 +201,7 @@ def mean_over_rows(values: Sequence[float], level: float = LEVEL) -> Estimate:
     """Return a mean of shares with an interval over rows: Wilson's if all are 0 or 1, else the t
     interval.
 
-    The variance of the t interval is at least that of a sample in which one row differs, so that
+    The variance of the t interval is at least that of a sample in which one row differs, so
     the interval of a sample without any difference has a width.
 
     Args:

@@ -44,7 +44,7 @@ class Headroom:
         seconds (`float`): Duration from the first call to the last.
         stopped (`str`, *optional*): Why the measurement ended early.
         delta (`float`): The smallest gain that is worth it.
-        asks_once (`bool`): Whether the agent has one turn to ask in, so that the ceiling of a single request bounds
+        asks_once (`bool`): Whether the agent has one turn to ask in; if so, the ceiling of a single request bounds
             its score.
     """
 

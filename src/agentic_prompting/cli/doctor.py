@@ -305,7 +305,7 @@ def options(run: RunConfiguration) -> Iterator[Finding]:
             )
         return
     parser = method_parser(run.method)
-    # `env` holds environment variables and is no option.
+    # `env` holds environment variables and is not an option.
     unknown = [name for name in run.values if name != "env" and not parser.is_option(name)]
     for name in unknown:
         nearest = parser.nearest_option(str(name))

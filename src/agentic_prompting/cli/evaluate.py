@@ -245,7 +245,7 @@ def _check_run(options: EvaluateOptions, run: Path) -> bool:
         )
     if options.base is not None:
         check_model(options.base)
-    # An environment of your own is always used: the free text of a program is no answer by itself.
+    # An environment of your own is always used: the free text of a program is not an answer by itself.
     return not answers_alone or options.environment is not None
 
 
@@ -382,7 +382,7 @@ def _load_table(options: EvaluateOptions, judges: Sequence[str]) -> Any:
 
 
 def _with_judges(metrics: Any, judges: Sequence[str]) -> Any:
-    """A table's metrics, a list or lists by task, with judges behind them."""
+    """A table's metrics, a list or lists by task, followed by judges."""
     # Metrics may differ by task: every task gets the judges.
     if isinstance(metrics, dict):
         return {task: [*task_metrics, *judges] for task, task_metrics in metrics.items()}

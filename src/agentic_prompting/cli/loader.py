@@ -132,7 +132,7 @@ def load_environment(name: str) -> Any:
     """An environment: an object, its class, a function that makes one, or a function of a rollout or agent program.
 
     Raises:
-        [`UnknownPart`]: In one line: there is no such thing, or it is no environment.
+        [`UnknownPart`]: In one line: there is no such thing, or it is not an environment.
     """
     from ..environments import as_environment
     from ..programs import Program, is_agent
@@ -169,7 +169,7 @@ def load_object(name: str, part_type: str, shipped: Mapping[str, str] = {}) -> A
 
 def text_or_file(value: str | None) -> str | None:
     """A text that an option names: itself, or the content of a file of that name."""
-    # A text of several lines, or a long one, is no file name.
+    # A text of several lines, or a long one, is not a file name.
     may_be_file_name = value and "\n" not in value and len(value) < 256
     if value and may_be_file_name and Path(value).is_file():
         return Path(value).read_text(encoding="utf-8")

@@ -207,7 +207,7 @@ def _read_pilot(options: PlanOptions) -> PlannedRun:
 
 
 def load_pool(environment_name: str | None) -> Mapping[str, Worker] | None:
-    """The workers of a configuration's environment, by name; `None` if it is no pool."""
+    """The workers of a configuration's environment, by name; `None` if it is not a pool."""
     from ..environments import Workers
 
     # Names of shipped environments, such as `llm`, have no file or module.

@@ -145,7 +145,7 @@ def option_defaults(method: str) -> dict[str, Any]:
 
     defaults = {}
     for settings in METHODS[method]:
-        # Fields that are not arguments of the dataclass are no options.
+        # Fields that are not arguments of the dataclass are not options.
         for field in fields(settings):
             if field.init:
                 defaults[field.name] = field.default

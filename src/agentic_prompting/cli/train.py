@@ -1,7 +1,8 @@
 """`agentic-prompting train METHOD`: a training program, launched with accelerate.
 
-The options of a method are in `train_prompt_r1.py`, `train_espl.py` and `train_agent.py`; those of all methods in
-`train_options.py`.
+An option belongs in one of three places: that of one method in `train_prompt_r1.py`, `train_espl.py` or
+`train_agent.py`, that of all methods in `train_options.py`, and an argument of the trainer itself in
+`trainers/config.py`, from where it becomes an option by itself. `train_program.py` parses them and runs the training.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class AgentArguments(DataAndEnvironment):
                 "name the agent to train", "--harness NAME, or --program module:name"
             )
         # Options that have no effect on a program are refused.
-        ignored = [option for option in self.NOT_FOR_PROGRAMS if getattr(self, option)]
+        ignored = [name for name in self.NOT_FOR_PROGRAMS if getattr(self, name)]
         if ignored:
             raise ValueError(f"an agent program has its own: leave out --{', --'.join(ignored)}")
         if self.held_out is not None and (self.dataset or "").endswith(".jsonl"):

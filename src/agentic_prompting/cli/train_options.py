@@ -37,8 +37,8 @@ GRAMMAR_OPTIONS = {
 
 def reward_option(default: str) -> Any:
     """The option of the reward functions."""
-    help = f"Reward functions: one or several of {', '.join(REWARDS)}, or your own as module:name."
-    return field(default_factory=lambda: [default], metadata={"help": help})
+    text = f"Reward functions: one or several of {', '.join(REWARDS)}, or your own as module:name."
+    return field(default_factory=lambda: [default], metadata={"help": text})
 
 
 @dataclass
@@ -116,7 +116,7 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
                 "--environment_model is incompatible with an environment of your own: leave one of them out"
             )
         # Options that would have no effect are refused.
-        ignored = [option for option in self.NOT_IN_SANDBOX if getattr(self, option)]
+        ignored = [name for name in self.NOT_IN_SANDBOX if getattr(self, name)]
         if sandbox and ignored:
             raise ValueError(f"the sandbox has its own: leave out --{', --'.join(ignored)}")
         if self.environment_name == "search" and not self.search_url:

@@ -1,4 +1,4 @@
-"""[`OpenEnv`]: environments behind OpenEnv servers. An episode is a session, an action a tool call.
+"""[`OpenEnv`]: environments on OpenEnv servers. An episode is a session, an action a tool call.
 
 The servers' WebSocket protocol has three messages and is implemented here, because the package
 (`openenv` 0.10) needs an older `mcp` than ours.
@@ -48,7 +48,7 @@ def render_observation(observation: JSONObject) -> str:
 
 
 class OpenEnv(TRLEnvironment):
-    """An environment behind an OpenEnv server. The agent acts by calls of one tool, whose arguments
+    """An environment on an OpenEnv server. The agent acts by calls of one tool, whose arguments
     are the fields of an action.
 
     `reset` gets the columns of the row that the server knows, and its observation follows the
@@ -101,17 +101,22 @@ class OpenEnv(TRLEnvironment):
         """Create the tool for `act`, with the server's schema of an action."""
 
         async def call(arguments: dict[str, Any], rollout: Rollout) -> Observation:
-            session: OpenEnvSession = rollout.row["environments"]
-            return Observation(await session.act(arguments))
+            return Observation(await self._session(rollout).act(arguments))
 
         return Tool.create(self.action, "Acts in the environment.", self.schema, call)
 
     async def step(self, rollout: Rollout) -> Observation | None:  # type: ignore[override]
         observation = await super().step(rollout)
         # The server says that the episode is over.
-        if observation.error is None and rollout.row["environments"].done:
+        if observation.error is None and self._session(rollout).done:
             return None
         return observation
+
+    @staticmethod
+    def _session(rollout: Rollout) -> OpenEnvSession:
+        """The session of an episode, which the base class keeps under the key that TRL uses."""
+        session: OpenEnvSession = rollout.row["environments"]
+        return session
 
 
 class OpenEnvSession:

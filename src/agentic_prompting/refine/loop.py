@@ -237,7 +237,7 @@ class _Refinement:
             stop_reason="max_steps",
         )
         self.session = query.digest(prompt)[:32]
-        # The number of the step, as in `Failure`.
+        # As in `Failure`: 0 before the loop, -1 for the final answer.
         self.step_number = 0
         # The task model's longest output for each prompt, with its token limit.
         self.outputs: dict[str, tuple[int, Reply]] = {}
@@ -299,6 +299,11 @@ class _Refinement:
         result.prompt = step.new_prompt
         step.seconds = time.perf_counter() - start
 
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether a step of the loop is being made, and not the first or the final answer."""
+        return self.step_number > 0
+
     # ---- the roles ----
 
     async def verify_initial_answer(self) -> None:
@@ -336,7 +341,7 @@ class _Refinement:
         return "right" if is_right else "wrong"
 
     async def write_output(self, step: RefinementStep) -> None:
-        """o_i: the task model's output of at most i·k tokens, or i sentences or paragraphs."""
+        """Write o_i, the task model's output of at most i·k tokens, or i sentences or paragraphs."""
         settings = self.settings
         # Sentences and paragraphs are cut out of a whole answer.
         max_tokens = settings.final_max_tokens
@@ -357,9 +362,9 @@ class _Refinement:
             self.keep_answer(_CUT_OFF_ANSWER, output, "")
 
     async def write_feedback(self, step: RefinementStep) -> None:
-        """f_i: the critic's remarks on the output, without its thoughts."""
+        """Write f_i, the critic's remarks on the output, without its thoughts."""
         prompts = self.settings.prompts
-        # The critic must know whether the output is complete: a cut is no fault.
+        # The critic must know whether the output is complete: a cut is not a fault.
         state = prompts.complete if step.complete else prompts.cut_off
         reply = await self.call_role(
             "feedback", query=self.query.conversation, output=step.output or "", state=state
@@ -373,11 +378,11 @@ class _Refinement:
         step.feedback = remarks
 
     async def rewrite_prompt(self, step: RefinementStep) -> None:
-        """p*: the optimizer's new prompt, if its reply has one."""
+        """Replace the prompt by p*, the optimizer's new one, if its reply has one."""
         # The optimizer reads the prompt and the feedback, neither the question nor the output.
         reply = await self.call_role("optimizer", prompt=step.prompt, feedback=step.feedback or "")
         improved_prompt, step.problem = read_improved_prompt(reply)
-        # Blanks around a prompt are no change.
+        # Blanks around a prompt do not count as a change.
         if improved_prompt is not None and improved_prompt != step.prompt.strip():
             step.new_prompt = improved_prompt
 
@@ -408,7 +413,7 @@ class _Refinement:
         A call that greedy decoding would only repeat is skipped: the limit is the same as before,
         or the output ended below a lower limit.
         """
-        history = self.history.get("task", []) if self.step_number > 0 else []
+        history = self.history.get("task", []) if self.is_in_loop else []
         # Skip the call if its reply is known.
         previous_limit, previous_reply = self.outputs.get(prompt, (0, Reply()))
         is_greedy = self.settings.role_sampling("task").get("temperature") == 0
@@ -470,7 +475,7 @@ class _Refinement:
             self.record_failure(role, error.kind, message, error.fatal, error.where)
             raise _CallFailed(role)
         # The next step shows the role this one, if it has a history.
-        if role in self.history and self.step_number > 0:
+        if role in self.history and self.is_in_loop:
             self.history[role] += [messages[-1], {"role": "assistant", "content": reply.text}]
         return reply
 

@@ -60,7 +60,7 @@ def read_csv(
     if is_spaced:
         header_line = delimiter.join(header)
         header = next(csv.reader([header_line], delimiter=delimiter, skipinitialspace=True))
-    # A second reader goes on behind the header, with what the header has shown.
+    # A second reader goes on after the header, with what the header has shown.
     rows = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=is_spaced)
     return read_table(header, rows)
 
@@ -123,7 +123,7 @@ def read_table(
     for row in rows:
         if _is_blank(row):
             continue
-        # Blank cells behind the last column are harmless.
+        # Blank cells after the last column are harmless.
         if len(row) < min_cells or not _is_blank(row[len(names) :]):
             plural = "s" if len(row) > 1 else ""
             raise ValueError(f"it has {len(row)} cell{plural} where there are {len(names)} columns")

@@ -36,7 +36,7 @@ class WorkerReply:
     Args:
         text (`str`, *optional*, defaults to `""`): The text that the agent reads.
         part (`str`, *optional*, defaults to `""`): The text that a reference hands on; empty if there is none.
-        replies (`tuple[Reply, ...]`, *optional*): The model calls behind it.
+        replies (`tuple[Reply, ...]`, *optional*): The model calls that it took.
         error ([`LLMError`], *optional*): Why there is no reply, if the worker failed.
     """
 
@@ -196,7 +196,7 @@ async def _call_tool(function: Callable[[str], Any], text: str) -> str:
     """The result of a tool, or its exception as text for the agent. Raises an outage."""
     try:
         return str(await call_guarded(function, text))
-    # An outage of a model behind the tool is an outage of the worker.
+    # An outage of a model that the tool calls is an outage of the worker.
     except LLMError:
         raise
     except (ConnectionError, TimeoutError) as error:

@@ -263,7 +263,7 @@ def _estimate_repeats(
     """Statistics of several runs, as means over the questions."""
     estimates = {}
     for name, value_of_question in repeat_values(records, scores, is_binary).items():
-        # pass@k and majority@k are shares, the spread is none.
+        # pass@k and majority@k are shares, the spread is not.
         estimate = estimate_mean(list(value_of_question.values()), is_share="@" in name)
         if estimate is not None:
             estimates[name] = estimate

@@ -40,7 +40,7 @@ def find_copied_problem(
 ) -> CopiedProblem | None:
     """Return the problem that a child copies most of, `None` if it shares no run of words with one.
 
-    Only lines that no parent has count. Runs that several problems have are no copy: they are
+    Only lines that no parent has count. Runs that several problems have are not copied: they are
     instructions that come with every problem. Case and punctuation are ignored.
 
     Args:

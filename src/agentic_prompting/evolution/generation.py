@@ -392,7 +392,7 @@ def read_journal(path: str | Path) -> list[dict[str, Any]]:
     """Return all attempts of a journal, oldest first.
 
     Raises:
-        `ValueError`: A line that was written to its end is no JSON object; names file and line.
+        `ValueError`: A line that was written to its end is not a JSON object; names file and line.
     """
     return list(RecordFile(path))
 

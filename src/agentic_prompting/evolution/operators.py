@@ -271,7 +271,7 @@ class Operation:
     def finish_draft(self, draft: Draft) -> Outcome:
         """Return the outcome of a finished draft: a child, or `unchanged`."""
         child = draft.finish()
-        # A change of order or case alone is no change.
+        # A change of order or case alone does not count as a change.
         if child.key == self.prompt.key:
             return self.outcome.finish("unchanged")
         # A crossed child has more parents than the prompt that was edited.

@@ -73,7 +73,7 @@ _ID = re.compile(
     r"^[\[(\"'`#\s]*(?:([A-Z])\s*[.:/_-]\s*(?=G))?(?:G[ .:_-]*|principle\s+|)(\d{1,18})[\])\"'`.:\s]*$",
     re.IGNORECASE,
 )
-# Possessive repeats, because the text behind a fence of tildes may begin with tildes.
+# Possessive repeats, because the text after a fence of tildes may begin with tildes.
 _FENCE = re.compile(r"^[ \t]*+(?:`{3,}+|~{3,}+)[^\n`]*+$", re.MULTILINE)
 _JSON = re.compile(r"\[(?=\s*+(?:[\[{\]\"']|//|/\*|#|$))|{(?=\s*+(?:[\"'}/#]|\w{1,40}\s*:|$))")
 _SINGLE_QUOTED = re.compile(r"(?<=[\[{,:])(\s*)'((?:\\.|[^\\])*?)'(?=\s*[,:}\]])", re.DOTALL)
@@ -90,7 +90,7 @@ _PRINCIPLE_MARK = re.compile(r"^\s*(?:\[(?:[A-Z]\.)?G\d+\][.:]?|(?:[A-Z]\.)?G\d+
 _SEARCH = re.compile(r"[ \t]*<{5,9}[ \t]*SEARCH[ \t]*")
 _DIVIDER = re.compile(r"[ \t]*={5,9}[ \t]*")
 _REPLACE = re.compile(r"[ \t]*>{5,9}[ \t]*REPLACE")
-# The beginning of edits: tags of thoughts behind it belong to their texts.
+# The beginning of edits: tags of thoughts after it belong to their texts.
 _PAYLOAD = re.compile(rf"{_JSON.pattern}|^{_SEARCH.pattern}$", re.MULTILINE)
 
 
@@ -267,7 +267,7 @@ class _ValueReader:
 
     @property
     def part_end(self) -> int:
-        """The fence behind the value that was read last."""
+        """The fence after the value that was read last."""
         return self._escaped_fences[self._part + 1]
 
     def _go_to_part(self, position: int) -> None:

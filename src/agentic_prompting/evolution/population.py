@@ -80,7 +80,7 @@ def rate(
         tie_tolerance (`float`, *optional*, defaults to `0.01`): See [`ranks`].
 
     Returns:
-        `list[Rating]`: In the same order. Fewer than two prompts are no comparison: their ratings
+        `list[Rating]`: In the same order. Fewer than two prompts are not a comparison: their ratings
             stay.
 
     Raises:
@@ -543,7 +543,7 @@ def load_state(path: str | Path, load: Callable[[dict[str, Any]], None]) -> None
     """Read a state file and pass its content to `load`.
 
     Raises:
-        `ValueError`: One line that names the file: it is no JSON, lacks a key, or `load` refused
+        `ValueError`: One line that names the file: it is not JSON, lacks a key, or `load` refused
             it.
     """
     try:

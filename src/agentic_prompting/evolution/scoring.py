@@ -38,7 +38,7 @@ def read_problems(rows: Sequence[Any], name: str) -> list[Mapping[str, Any]]:
     Raises:
         `TypeError`: `rows` is not a sequence, or an element is none of these.
     """
-    # A text or a mapping has both methods too, but is no list of problems.
+    # A text or a mapping has both methods too, but is not a list of problems.
     is_sequence = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
     if isinstance(rows, (str, Mapping)) or not is_sequence:
         raise TypeError(

@@ -123,7 +123,7 @@ class SystemPrompt:
 
         Raises:
             `ValueError`: There is no principle in it, one is empty, or text follows after a blank
-                line behind one.
+                line after one.
         """
         marks = list(_MARK.finditer(text))
         if not marks:
@@ -157,7 +157,7 @@ class SystemPrompt:
             conversation (`Sequence[Message]` or `str`): The messages; a string is one user message.
             place (`str`, *optional*, defaults to `"system"`): `system`: in the system message, in
                 front of its text if there is one. `user`: in front of the first user message, as in
-                the paper's maths tasks. `after`: behind it, as in the released code.
+                the paper's maths tasks. `after`: after it, as in the released code.
 
         Raises:
             `ValueError`: `place` is none of these, or there is no user message to put the prompt
@@ -325,7 +325,7 @@ class Draft:
         report = EditReport()
         for edit in edits:
             reason = self._find_refusal(edit, allowed, known)
-            # Behind the limit every edit is refused, for that reason alone.
+            # Beyond the limit every edit is refused, for that reason alone.
             if limit is not None and len(report.applied) >= limit:
                 reason = "too_many"
             if reason:

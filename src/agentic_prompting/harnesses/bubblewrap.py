@@ -79,7 +79,7 @@ class Sandbox:
         network (`bool`, *optional*, defaults to `False`): Whether it has the system's network.
         name_server (`Path`, *optional*): A `resolv.conf` that takes the place of the system's.
         names_listener (`Sequence[str]`, *optional*): A command that listens as a name server in the
-            sandbox's network, and then executes the command behind it.
+            sandbox's network, and then executes the command that follows.
     """
 
     tmp: Path

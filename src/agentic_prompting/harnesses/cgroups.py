@@ -122,7 +122,7 @@ def _own_group(groups: str, mounts: str) -> Path | None:
     """
     name = next((line[3:] for line in groups.splitlines() if line.startswith("0::")), None)
     for line in mounts.splitlines():
-        # Behind ` - ` come the type and the source, in front of it the root and the folder.
+        # The root and the folder come before ` - `, the type and the source after it.
         fields, _, rest = line.partition(" - ")
         if name is not None and rest.startswith("cgroup2 "):
             root, folder = fields.split()[3:5]

@@ -178,7 +178,7 @@ def parent_of(process: str) -> int | None:
     """Return the parent of a process; `None` if it has ended."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
-            # The name of the program, in brackets, may hold spaces: count the fields behind it.
+            # The name of the program, in brackets, may hold spaces: count the fields after it.
             return int(file.read().rpartition(b")")[2].split()[1])
     except (OSError, ValueError, IndexError):
         return None

@@ -89,7 +89,7 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     if "**" not in pattern:
         return len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
 
-    # `**` takes any number of parts: compare those before it and those behind it.
+    # `**` takes any number of parts: compare those before it and those after it.
     before = pattern.index("**")
     after = len(pattern) - before - 1
     if len(parts) < before + after:
@@ -130,7 +130,7 @@ def _read_records(file: Path) -> Iterator[dict[str, Any]]:
         yield from _read_database(file)
         return
 
-    # One object for the whole session; where that is no JSON, an object in each line.
+    # One object for the whole session; if that is not JSON, an object in each line.
     text = file.read_text(encoding="utf-8", errors="replace")
     with suppress(ValueError):
         session = as_dict(json.loads(text))

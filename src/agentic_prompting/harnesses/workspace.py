@@ -395,7 +395,7 @@ class RolloutWorkspace:
             try:
                 channel.sendall(json.dumps(plan).encode() + b"\n")
 
-                # Take the gateway's socket, and the name server's behind it.
+                # Take the gateway's socket, and then the name server's.
                 ready, descriptors, _, _ = socket.recv_fds(channel, 16, 2)
                 sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
                 if sockets:

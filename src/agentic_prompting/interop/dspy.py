@@ -197,7 +197,7 @@ class AgentModule(dspy.Module):
         agent ([`PromptAgent`]): The agent that answers.
 
     Raises:
-        [`LLMError`]: From a call whose environment failed; an outage is no answer.
+        [`LLMError`]: From a call whose environment failed; an outage is not an answer.
     """
 
     def __init__(self, agent: AnsweringAgent):
@@ -236,7 +236,7 @@ def read_messages(request: lm15.Request) -> list[Message]:
     """Return the conversation of a request.
 
     Raises:
-        `dspy.lm15.UnsupportedFeatureError`: It has something that is no text: an image, a tool.
+        `dspy.lm15.UnsupportedFeatureError`: It has something that is not text: an image, a tool.
     """
     # Refuse requests for anything but text.
     if request.tools:
@@ -362,7 +362,7 @@ def _create_response(
     usage: Usage,
     followed_settings: set[str],
 ) -> lm15.Response:
-    # A model that is no server may continue after a stop text.
+    # A model that is not a server may continue after a stop text.
     reason = _FINISH_REASONS.get(finish_reason, "stop")
     stop_positions = [text.find(stop) for stop in request.config.stop if stop in text]
     if stop_positions:

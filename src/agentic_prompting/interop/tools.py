@@ -44,7 +44,7 @@ class Tool:
             "function": {...}}`.
         call (`Callable`): Gets the arguments and the rollout; returns an [`Observation`], or
             raises.
-        chat ([`ChatModel`], *optional*): The large LLM behind it, whose costs count.
+        chat ([`ChatModel`], *optional*): The large LLM that it calls, whose costs count.
     """
 
     schema: Mapping[str, Any]
@@ -174,7 +174,7 @@ class ToolEnvironment(Environment):
     def charge_to(self, budget: Budget, account: str) -> None:
         """Book the spending of the large LLMs among the tools."""
         for tool in self.tools.values():
-            # Only a tool with a large LLM behind it spends anything.
+            # Only a tool that calls a large LLM spends anything.
             if tool.chat is not None:
                 charge(budget, **{account: tool.chat})
 

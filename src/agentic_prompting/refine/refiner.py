@@ -41,12 +41,12 @@ class ProRefiner(RefineSettings):
         task ([`ChatModel`]): LLM_task. Its system message is the prompt.
         feedback ([`ChatModel`]): LLM_feedback.
         optimizer ([`ChatModel`]): LLM_optimizer. May be the same object as `feedback`.
-        verifier ([`ChatModel`] or [`VerifierFunction`], *optional*): Judges the first answer. Without one
-            every query is refined.
+        verifier ([`ChatModel`] or [`VerifierFunction`], *optional*): Judges the first answer.
+            Without one every query is refined.
 
     Raises:
         `ValueError`: A number is below 1, or a name is not known.
-        `TypeError`: A model is none.
+        `TypeError`: A model is not a chat model.
 
     Example:
 

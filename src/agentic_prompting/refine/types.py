@@ -261,7 +261,7 @@ class RefinementResult:
         """Restore a result from [`RefinementResult.to_dict`] or a line of a results file.
 
         Raises:
-            `ValueError`: It is no result, or was written by a newer version.
+            `ValueError`: It is not a result, or was written by a newer version.
         """
         if not isinstance(values, Mapping) or values.get("format", 0) > _FORMAT:
             raise ValueError(

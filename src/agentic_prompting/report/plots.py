@@ -91,7 +91,7 @@ def plot_reward(log_history: Log, path: str | Path, title: str = "") -> None:
     Raises:
         `ImportError`: If matplotlib is missing.
     """
-    # In the trainer's log the cost is that of one step, which is no curve to look at.
+    # In the trainer's log the cost is that of one step: its curve says little.
     names = ("reward", "exact_match", "turns", "outcomes")
     panels = [panel for panel in panels_in(log_history) if panel.name in names]
     if panels:

@@ -184,7 +184,7 @@ def reward_parts(record: Record) -> list[tuple[str, float | None]]:
     """
     rewards: Mapping[str, float | None] = record.get("rewards") or {}
     parts: list[tuple[str, float | None]] = []
-    # Each recorded reward, that of Prompt-R1 with its parts behind it.
+    # Each recorded reward; that of Prompt-R1 is followed by its parts.
     for name, value in rewards.items():
         parts.append((name, value))
         if name == "prompt_r1_reward" and value is not None:

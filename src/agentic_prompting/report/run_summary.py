@@ -83,7 +83,7 @@ class RunSummary:
             raise FileNotFoundError(f"{run} does not exist")
         # A single file holds refinement results or a population.
         summary = cls._read_file(run) if run.is_file() else cls._read_folder(run)
-        # Curves alone are no run that could be shown.
+        # Curves alone are not a run that can be shown.
         contents = (
             summary.rollouts,
             summary.lineage,

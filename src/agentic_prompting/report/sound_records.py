@@ -24,7 +24,7 @@ Check = Callable[[Any], bool]
 
 def is_number(value: object) -> bool:
     """Return whether JSON and a chart can hold it: finite, and neither text nor truth value."""
-    # A bool is an int to Python, and infinity is no JSON.
+    # A bool is an int to Python, and infinity is not JSON.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
@@ -216,7 +216,7 @@ def _sound(lines: Iterable[tuple[Path, int, str]], fields: Mapping[str, Check]) 
     problems: dict[Path, list[str]] = {}
     for path, number, line in lines:
         try:
-            # NaN, which JSON does not know, is no score and no number.
+            # NaN, which JSON does not know, is neither a score nor a number.
             record = json.loads(line, parse_constant=lambda name: None)
         except (ValueError, RecursionError) as error:
             problem: str | None = str(error) or type(error).__name__

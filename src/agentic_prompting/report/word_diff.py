@@ -8,7 +8,7 @@ from typing import Literal
 
 Change = Literal["=", "-", "+"]
 
-# Words with the blanks behind them, so that unchanged blanks part no changes. A line's end stands
+# Words with the blanks after them, so that unchanged blanks part no changes. A line's end stands
 # alone, because the last line has none.
 _WORDS = re.compile(r"\w+[^\S\n]*|[^\w\s][^\S\n]*|\s+")
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")

@@ -28,7 +28,7 @@ _BEFORE_LETTER = (
 )
 # An option's letter, with no other letter after it: neither "Because" nor "I'm".
 _LETTER = re.compile(_BEFORE_LETTER + r"([A-Za-z])(?![^\W\d_]|['’][^\W\d_])")
-# Signs behind a letter that is all of a reply.
+# Signs after a letter that is all of a reply.
 _AFTER_LETTER = " \t\r\n.):*_`$}]\"'”’"
 # Signs around a word that are not part of it.
 _SIGNS = "*_`$\"'“”‘’()[]{}<>.,;:!?-–—•"
@@ -72,7 +72,7 @@ def integer_match(prediction: str, answers: Sequence[str]) -> float:
     Raises:
         `ValueError`: If there is no accepted answer, or a string is passed for the list.
     """
-    # The numbers of lists and steps are no answers.
+    # The numbers of lists and steps are not answers.
     predicted = parse_integer(_without_list_numbers(strip_thoughts(prediction)))
     return float(any(predicted == parse_integer(answer) for answer in accepted_answers(answers)))
 
@@ -92,7 +92,7 @@ def letter_match(prediction: str, answers: Sequence[str]) -> float:
             `B`.
 
     Raises:
-        `ValueError`: As in [`integer_match`], or if an accepted answer is no letter, which no reply
+        `ValueError`: As in [`integer_match`], or if an accepted answer is not a letter, which no reply
             could match.
     """
     accepted = {_option_letter(answer) for answer in accepted_answers(answers)}
@@ -217,7 +217,7 @@ def _option_letter(answer: str) -> str:
     """Return the letter of an accepted answer: of `B`, `(b)`, `B.`, `\\text{(B)}` or `B) 42`.
 
     Raises:
-        `ValueError`: If it is no letter.
+        `ValueError`: If it is not a letter.
     """
     match = _LETTER.match(answer)
     if match is not None:

@@ -21,7 +21,7 @@ REWARD_ARGUMENTS = frozenset(
         "rollout",
     }
 )
-"""Arguments of reward functions that are no columns of the dataset: those of TRL, and ours."""
+"""Arguments of reward functions that are not columns of the dataset: those of TRL, and ours."""
 
 
 def check_columns(function: Callable[..., Any], row: Mapping[str, Any]) -> None:

@@ -151,8 +151,8 @@ def _read_example(example: str) -> FailedAttempt:
 
 
 def _retell_beginning(attempt: str, remainder: str = "") -> str:
-    """Return a summary of the part of an attempt that the model reads, with the remainder of the
-    request behind it.
+    """Return a summary of the part of an attempt that the model reads, followed by the rest of the
+    request.
     """
     return retell(f"<attempt>{attempt[:READ_CHARS]}</attempt>{remainder}")
 

@@ -76,7 +76,7 @@ def prepare_library(
         model (`str`, *optional*): A folder or a name on the Hub. Defaults to [`small_model`].
         seed (`int`, *optional*, defaults to `0`): Decides the towns, their facts, the split and the demonstrations.
         n_test (`int`, *optional*): Use at most this many of the 192 held-out questions.
-        warm_start_steps (`int`, *optional*, defaults to `8`): Supervised steps of 8 demonstrations; 0 is none.
+        warm_start_steps (`int`, *optional*, defaults to `8`): Supervised steps of 8 demonstrations; 0 for none.
         facts (`Sequence[Fact]`, *optional*): Other facts than those about towns, as in [`country_facts`].
         held_out (`int`, *optional*, defaults to `32`): The number of subjects that are kept for the test.
 
@@ -306,7 +306,7 @@ def _matches(rollouts: Sequence[Rollout]) -> dict[int, float]:
 def _choose_example(before: Sequence[Rollout], after: Sequence[Rollout]) -> int:
     """Draw the number of a question that was wrong before and is right after, or of any if there is none."""
     matches_before = _matches(before)
-    # A question whose rollout failed before training is no example: nothing is known about it.
+    # A question whose rollout failed before training is not an example: nothing is known about it.
     learned = [
         number
         for number, match in _matches(after).items()

@@ -298,5 +298,5 @@ def principles_in(text: str) -> dict[str, str]:
 
 
 def between(text: str, opening: str, closing: str) -> str:
-    """Return the text behind the first `opening`, up to `closing`."""
+    """Return the text after the first `opening`, up to `closing`."""
     return text.partition(opening)[2].partition(closing)[0]

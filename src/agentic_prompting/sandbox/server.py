@@ -296,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
 
-    # The key is no option: other users of the machine can read command lines.
+    # The key is not an option: other users of the machine can read command lines.
     api_key = os.environ.get(KEY_VARIABLE, "").strip() or None
     try:
         oracle = Oracle(noise=args.noise, latency=args.latency, seed=args.seed)

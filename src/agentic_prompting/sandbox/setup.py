@@ -267,7 +267,7 @@ def guarded_tokenizer() -> PreTrainedTokenizerFast:
     """Build a tokenizer with one token per word and name, and one for each guarding word with its
     relation, such as `currency amber`.
 
-    With separate tokens, a policy of two layers has to learn positions to find the word behind a
+    With separate tokens, a policy of two layers has to learn positions to find the word after a
     relation; hundreds of steps of exercises did not teach it that. A token that contains the
     relation needs nothing of the kind.
     """

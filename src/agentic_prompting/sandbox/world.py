@@ -266,7 +266,7 @@ def parse_question(text: str, world: World | None = None) -> Question | None:
         before, phrase, after = request.partition(f" {beginning} ")
         if not phrase or len(before) >= first_position:
             continue
-        # The name behind the wording must be one that the chain can start from.
+        # The name after the wording must be one that the chain can start from.
         field, start = _leading_name(after, world)
         if start and field == starts_from(chain):
             first_question = Question(start, chain, world.by[field][start])

@@ -53,7 +53,7 @@ class ServeConfig:
         limits: tuple[float, ...] = (self.max_concurrency, self.max_body_bytes, self.timeout)
         if self.max_cost_usd is not None:
             limits = (*limits, self.max_cost_usd)
-        # In a form that is false for NaN, which is no limit.
+        # In a form that is false for NaN, which is not a limit.
         if not all(limit > 0 for limit in limits):
             raise ValueError(f"every limit of the service must be positive, got {self}")
         if not 0 <= self.port <= 65535:

@@ -95,7 +95,7 @@ _USED_FIELDS: dict[type[Dialect], set[str]] = {
 # Google's clients put their settings into an object with one of these names.
 _GOOGLE_CONFIG = ("generationConfig", "generation_config")
 
-# JSON can say half of a surrogate pair, which is no character: no tokenizer takes it.
+# JSON can say half of a surrogate pair, which is not a character: no tokenizer takes it.
 _HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 

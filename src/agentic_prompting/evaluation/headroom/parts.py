@@ -158,7 +158,7 @@ class PromptPart:
         # The reply may repeat prompts that are compared already, or contain too many.
         new_texts = [text for text in read_prompts(reply.text) if text not in self.texts]
         self.texts += new_texts[: self.prompts_to_write]
-        # The empty prompt alone is no challenger: a verdict on it would say nothing of others.
+        # The empty prompt alone is not a challenger: a verdict on it would say nothing of others.
         if not any(self.texts[1:]):
             # The same command would read a recorded reply again.
             advice = "; the reply was recorded earlier: another seed or replay cache asks anew"

@@ -79,7 +79,7 @@ class HeadroomSettings:
     sampling: Mapping[str, Any] | None = None
 
     def check(self) -> None:
-        """Raise `ValueError` if no part is requested, or the prompts are no list."""
+        """Raise `ValueError` if no part is requested, or the prompts are not a list."""
         subjects = (self.policy, self.agent, self.refiner, self.llm)
         if all(subject is None for subject in subjects) and not self.members:
             raise ValueError("say what to measure: policy=, agent=, refiner=, llm= or pool=")

@@ -295,33 +295,18 @@ class Workers(Environment):
         if not request:
             return WorkerReply("the request is empty")
 
-        # Wait for the replies that the request refers to. Without them the call is not made.
-        references: dict[int, str] = {}
-        for reference in map(int, _REFERENCE.findall(request)):
-            reply = WorkerReply()
-            if 0 < reference < number:
-                reply = await find_reply(reference)
-            if reply.error is not None:
-                return WorkerReply(_UNAVAILABLE, error=reply.error)
-            if not reply.part:
-                return WorkerReply(f"there is no reply #{reference}")
-            references[reference] = reply.part
+        # Without the replies that the request refers to, the call is not made.
+        references = await _resolve_references(request, number, find_reply)
+        if isinstance(references, WorkerReply):
+            return references
 
-        # Fill in the replies that it refers to.
         member = workers[name]
         worker = self.pool[member]
-        handed_on = list(references.values())
-        if worker.substitutes_references:
-            handed_on = [references[int(number)] for number in _REFERENCE.findall(request)]
-        # A turn has room for thousands of references, and each reply could hand on the one before.
-        if len(request) + sum(map(len, handed_on)) > _MAX_REQUEST_CHARS:
+        text = _build_request(request, references, worker.substitutes_references)
+        if text is None:
             return WorkerReply(
                 f"the request has more than {_MAX_REQUEST_CHARS} characters with the replies in it"
             )
-        if worker.substitutes_references:
-            text = _REFERENCE.sub(lambda match: references[int(match[1])], request)
-        else:
-            text = quote(references, request)
 
         # Send the request.
         rollout.counts[f"workers/{member}"] += 1
@@ -404,6 +389,42 @@ def costs_by_worker(rollout: Rollout) -> dict[str, dict[str, float]]:
             cost_usd = rollout.counts[f"workers_usd/{member}"]
             costs[member] = {"calls": int(calls), "cost_usd": cost_usd}
     return costs
+
+
+async def _resolve_references(
+    request: str, number: int, find_reply: Callable[[int], Awaitable[WorkerReply]]
+) -> dict[int, str] | WorkerReply:
+    """Wait for the replies that the request of call `number` refers to.
+
+    Returns:
+        `dict[int, str]` or [`WorkerReply`]: The replies by their numbers, or why one of them cannot be had.
+    """
+    references: dict[int, str] = {}
+    for reference in map(int, _REFERENCE.findall(request)):
+        reply = WorkerReply()
+        if 0 < reference < number:
+            reply = await find_reply(reference)
+        if reply.error is not None:
+            return WorkerReply(_UNAVAILABLE, error=reply.error)
+        if not reply.part:
+            return WorkerReply(f"there is no reply #{reference}")
+        references[reference] = reply.part
+    return references
+
+
+def _build_request(
+    request: str, references: Mapping[int, str], substitutes_references: bool
+) -> str | None:
+    """A request with the replies that it refers to, in their places or in front of it; `None` if it is too long."""
+    handed_on = list(references.values())
+    if substitutes_references:
+        handed_on = [references[int(number)] for number in _REFERENCE.findall(request)]
+    # A turn has room for thousands of references, and each reply could hand on the one before.
+    if len(request) + sum(map(len, handed_on)) > _MAX_REQUEST_CHARS:
+        return None
+    if substitutes_references:
+        return _REFERENCE.sub(lambda match: references[int(match[1])], request)
+    return quote(references, request)
 
 
 def quote(references: Mapping[int, str], request: str) -> str:

@@ -101,19 +101,19 @@ class OpenEnv(TRLEnvironment):
         """Create the tool for `act`, with the server's schema of an action."""
 
         async def call(arguments: dict[str, Any], rollout: Rollout) -> Observation:
-            return Observation(await self._session(rollout).act(arguments))
+            return Observation(await self._session_of(rollout).act(arguments))
 
         return Tool.create(self.action, "Acts in the environment.", self.schema, call)
 
     async def step(self, rollout: Rollout) -> Observation | None:  # type: ignore[override]
         observation = await super().step(rollout)
         # The server says that the episode is over.
-        if observation.error is None and self._session(rollout).done:
+        if observation.error is None and self._session_of(rollout).done:
             return None
         return observation
 
     @staticmethod
-    def _session(rollout: Rollout) -> OpenEnvSession:
+    def _session_of(rollout: Rollout) -> OpenEnvSession:
         """The session of an episode, which the base class keeps under the key that TRL uses."""
         session: OpenEnvSession = rollout.row["environments"]
         return session

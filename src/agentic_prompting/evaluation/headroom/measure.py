@@ -22,7 +22,7 @@ from ...llm.loop import run
 from ...refine.templates import DEFAULT_PROMPT
 from ..systems import Row
 from .caller import Caller, MeasurementStopped
-from .parts import ChoicePart, Measurement, PromptPart, RefinePart, SignalPart
+from .parts import ChoicePart, MeasurementContext, PromptPart, RefinePart, SignalPart
 from .prompts import TooFewScores
 from .result import Headroom
 from .settings import HeadroomSettings
@@ -76,7 +76,7 @@ async def aheadroom(
 
     # All parts take their rows from the same order, and share the count of calls.
     caller = Caller(settings.metric, settings.max_in_flight, settings.sampling)
-    measurement = Measurement(
+    context = MeasurementContext(
         caller=caller,
         rows=random.Random(settings.seed).sample(list(rows), len(rows)),
         calls=settings.calls,
@@ -84,18 +84,20 @@ async def aheadroom(
         seed=settings.seed,
     )
     # All parts are checked before the first one makes a call.
-    parts = _make_parts(measurement, settings)
-    result = Headroom(delta=measurement.delta, asks_once=settings.asks_once)
+    parts = _make_parts(context, settings)
+    result = Headroom(delta=context.delta, asks_once=settings.asks_once)
     await _measure_parts(parts, caller, result)
     return result
 
 
-def _make_parts(measurement: Measurement, settings: HeadroomSettings) -> dict[str, MeasurementPart]:
+def _make_parts(
+    context: MeasurementContext, settings: HeadroomSettings
+) -> dict[str, MeasurementPart]:
     """The requested parts by name. Constructing a part checks it."""
     parts: dict[str, MeasurementPart] = {}
     if settings.policy is not None:
         parts["prompts"] = PromptPart(
-            measurement,
+            context,
             settings.policy,
             settings.prompts,
             settings.reference,
@@ -103,18 +105,16 @@ def _make_parts(measurement: Measurement, settings: HeadroomSettings) -> dict[st
             settings.top_up_calls,
         )
     if settings.agent is not None:
-        parts["signal"] = SignalPart(
-            measurement, settings.agent, settings.group_size, settings.reward
-        )
+        parts["signal"] = SignalPart(context, settings.agent, settings.group_size, settings.reward)
     if settings.refiner is not None:
         start_prompt = settings.prompts[0] or DEFAULT_PROMPT
-        parts["refinement"] = RefinePart(measurement, settings.refiner, start_prompt)
+        parts["refinement"] = RefinePart(context, settings.refiner, start_prompt)
     if settings.llm is not None:
         parts["requests"] = ChoicePart.of_requests(
-            measurement, settings.llm, settings.requests, settings.repeats
+            context, settings.llm, settings.requests, settings.repeats
         )
     if settings.members:
-        parts["pool"] = ChoicePart.of_models(measurement, settings.members, settings.repeats)
+        parts["pool"] = ChoicePart.of_models(context, settings.members, settings.repeats)
     return parts
 
 

@@ -57,8 +57,8 @@ _MAX_EXAMPLES = 8
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """The values that all parts of a measurement share.
+class MeasurementContext:
+    """What all parts of a measurement share: its caller, its rows and its settings.
 
     Args:
         caller ([`Caller`]): Makes the calls and counts them.
@@ -78,31 +78,31 @@ class Measurement:
 class PromptPart:
     """Two stages over system prompts: some rows choose a challenger, fresh rows measure its gain.
 
-    The arguments after `measurement` are fields of [`HeadroomSettings`].
+    The arguments after `context` are fields of [`HeadroomSettings`].
     """
 
     def __init__(
         self,
-        measurement: Measurement,
+        context: MeasurementContext,
         policy: Any,
         prompts: Sequence[str],
         reference: ChatModel | None,
         tried: int,
         top_up_calls: int,
     ):
-        self.caller = measurement.caller
+        self.caller = context.caller
         self.policy = policy
         # The empty prompt is always compared; duplicates are removed.
         self.texts = list(dict.fromkeys([*prompts, ""]))
         self.reference = reference
-        self.delta = measurement.delta
-        self.seed = measurement.seed
+        self.delta = context.delta
+        self.seed = context.seed
 
         # The reference LLM writes the missing prompts in one call.
         self.prompts_to_write = 0
         if reference is not None:
             self.prompts_to_write = max(0, tried - len(self.texts))
-        calls = measurement.calls
+        calls = context.calls
         if self.prompts_to_write:
             calls -= 1
 
@@ -110,7 +110,7 @@ class PromptPart:
         self.calls_per_answer = max(1, max_calls_per_answer(policy))
         self.top_up_answers = top_up_calls // self.calls_per_answer
         answers = calls // self.calls_per_answer
-        rows = measurement.rows
+        rows = context.rows
         self.plan = plan_stages(answers, len(self.texts) + self.prompts_to_write, len(rows))
 
         # Three disjoint sets of rows: for choosing, for measuring, and for a second look.
@@ -186,23 +186,23 @@ class PromptPart:
 class SignalPart:
     """Groups of rollouts of an untrained agent.
 
-    The arguments after `measurement` are fields of [`HeadroomSettings`].
+    The arguments after `context` are fields of [`HeadroomSettings`].
     """
 
     def __init__(
         self,
-        measurement: Measurement,
+        context: MeasurementContext,
         agent: Agent,
         group_size: int,
         reward: Callable[..., Any] | None,
     ):
-        self.caller = measurement.caller
-        self.rows = measurement.rows[:MAX_SIGNAL_ROWS]
+        self.caller = context.caller
+        self.rows = context.rows[:MAX_SIGNAL_ROWS]
         self.agent = agent
         self.group_size = group_size
         self.reward = reward
-        self.calls = measurement.calls
-        self.seed = measurement.seed
+        self.calls = context.calls
+        self.seed = context.seed
         self.calls_per_row = group_size * max_calls_per_answer(agent)
         # Check that at least one group fits into the calls.
         if group_size < 2:
@@ -265,17 +265,17 @@ class RefinePart:
     """Plain and refined answers to the same rows.
 
     Args:
-        measurement ([`Measurement`]): What all parts share.
+        context ([`MeasurementContext`]): What all parts share.
         refiner ([`ProRefiner`]): Refines the prompt.
         prompt (`str`): The prompt before refinement.
     """
 
-    def __init__(self, measurement: Measurement, refiner: ProRefiner, prompt: str):
-        self.caller = measurement.caller
-        self.rows = measurement.rows
-        self.calls = measurement.calls
-        self.delta = measurement.delta
-        self.seed = measurement.seed
+    def __init__(self, context: MeasurementContext, refiner: ProRefiner, prompt: str):
+        self.caller = context.caller
+        self.rows = context.rows
+        self.calls = context.calls
+        self.delta = context.delta
+        self.seed = context.seed
 
         # Both systems start from the same prompt.
         self.plain = self.caller.system_of(refiner.task, prompt)
@@ -329,7 +329,7 @@ class ChoicePart:
     """Several ways to get an answer to each row, asked several times each.
 
     Args:
-        measurement ([`Measurement`]): What all parts share.
+        context ([`MeasurementContext`]): What all parts share.
         field_name (`str`): Field of [`Headroom`] for the result.
         choices (`Mapping[str, Choice]`): Choices by name, the plain one first.
         repeats (`int`): Number of answers of each choice to a row.
@@ -337,7 +337,7 @@ class ChoicePart:
 
     def __init__(
         self,
-        measurement: Measurement,
+        context: MeasurementContext,
         field_name: str,
         choices: Mapping[str, Choice],
         repeats: int,
@@ -347,42 +347,42 @@ class ChoicePart:
             raise ValueError(f"{field_name} needs two choices and one repeat at least")
 
         # As many rows as fit into the calls.
-        self.caller = measurement.caller
+        self.caller = context.caller
         self.field_name = field_name
         self.choices = choices
         self.repeats = repeats
-        self.seed = measurement.seed
+        self.seed = context.seed
         calls_per_row = repeats * sum(choice.calls for choice in choices.values())
-        self.rows = measurement.rows[: measurement.calls // calls_per_row]
+        self.rows = context.rows[: context.calls // calls_per_row]
         if len(self.rows) < 2:
             raise ValueError(
-                f"calls={measurement.calls} and {len(measurement.rows)} rows are too few for {len(choices)} choices x "
+                f"calls={context.calls} and {len(context.rows)} rows are too few for {len(choices)} choices x "
                 f"{repeats} repeats on two rows"
             )
 
     @classmethod
     def of_requests(
-        cls, measurement: Measurement, llm: ChatModel, requests: Sequence[str], repeats: int
+        cls, context: MeasurementContext, llm: ChatModel, requests: Sequence[str], repeats: int
     ) -> ChoicePart:
         """One large LLM, asked in several ways."""
-        # The plain request is the first one; the others are numbered from 2.
-        # A request must contain the question.
         choices = {}
         for number, request in enumerate(requests):
+            # A request must contain the question.
             check_template(request)
+            # The plain request is the first one; the others are numbered from 2.
             name = "the plain request" if number == 0 else f"request {number + 1}"
-            choices[name] = Choice(measurement.caller.system_of(llm, ""), request)
-        return cls(measurement, "requests", choices, repeats)
+            choices[name] = Choice(context.caller.system_of(llm, ""), request)
+        return cls(context, "requests", choices, repeats)
 
     @classmethod
     def of_models(
-        cls, measurement: Measurement, pool: Mapping[str, Any], repeats: int
+        cls, context: MeasurementContext, pool: Mapping[str, Any], repeats: int
     ) -> ChoicePart:
         """Several models or workers, each asked the plain question."""
         choices = {}
         for name, member in pool.items():
-            choices[name] = cls._choice_of_member(measurement.caller, name, member)
-        return cls(measurement, "pool", choices, repeats)
+            choices[name] = cls._choice_of_member(context.caller, name, member)
+        return cls(context, "pool", choices, repeats)
 
     @staticmethod
     def _choice_of_member(caller: Caller, name: str, member: Any) -> Choice:

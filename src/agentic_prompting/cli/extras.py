@@ -36,7 +36,7 @@ class MissingExtra:
     name: str
     distributions: list[str]  # those of it that are missing
     purpose: str
-    is_needed: bool  # by the options of a run
+    is_needed: bool  # whether the options of a run need it
 
     @property
     def message(self) -> str:

@@ -43,14 +43,14 @@ class MissingOption(ValueError):
 JSON_HELP = "Print one JSON object instead of text."
 
 
-def option(help: str, default: Any = None, *aliases: str) -> Any:
+def option(text: str, default: Any = None, *aliases: str) -> Any:
     """A dataclass field that is an option, with its help and other names such as `--output`."""
-    return field(default=default, metadata={"help": help, "aliases": list(aliases)})
+    return field(default=default, metadata={"help": text, "aliases": list(aliases)})
 
 
-def list_option(help: str) -> Any:
+def list_option(text: str) -> Any:
     """An option that takes several values, and may be given several times."""
-    return field(default=None, metadata={"help": help, "action": "extend"})
+    return field(default=None, metadata={"help": text, "action": "extend"})
 
 
 def client_help(model: str) -> str:

@@ -34,7 +34,7 @@ from .worker import SendOnce, WorkerReply, as_worker
 
 _REFERENCE = re.compile(r"(?<![\w#&])#(\d{1,3})\b")
 _UNAVAILABLE = "unavailable"
-_MAX_REQUEST_CHARS = 2**20  # of a request with the replies that it hands on
+_MAX_REQUEST_CHARS = 2**20  # characters of a request with the replies that it hands on
 
 WORKERS_TEMPLATE = """\
 You answer a question together with the workers above. Each has its own strengths. A worker sees the request that you \

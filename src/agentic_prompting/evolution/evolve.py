@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 Chat = ChatModel | Callable[..., Any]
 """A chat model, or a function of the messages that returns a text."""
 
-_FORMAT = 2  # of the state; increased when older readers would misread it
+_FORMAT = 2  # version of the saved state; increased when older readers would misread it
 
 
 @dataclass

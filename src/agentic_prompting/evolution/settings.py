@@ -186,7 +186,7 @@ class ESPLSettings:
         if alone and prompt.window != 1:
             raise ValueError("mode='reflection' needs a Population with window=1")
         # A setting that is not at its default was meant to have an effect.
-        defaults = {setting.name: setting.default for setting in fields(ESPLSettings)}
+        defaults = {option.name: option.default for option in fields(ESPLSettings)}
         for name in _POPULATION_SETTINGS:
             if getattr(self, name) != defaults[name]:
                 raise ValueError(

@@ -17,7 +17,7 @@ from .bubblewrap import paths_of
 from .harness import Harness
 from .workspace import RolloutWorkspace
 
-_MAX_ANSWER_BYTES = 2**20  # of the last line
+_MAX_ANSWER_BYTES = 2**20  # bytes of the output's last line, which is the answer
 _MAX_COMPLAINT_LENGTH = 300  # characters of the error output that an error quotes
 _MAX_INTEGER_DIGITS = 4300  # Python reads no longer ones
 

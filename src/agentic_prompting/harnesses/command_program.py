@@ -26,7 +26,7 @@ SOLUTION_COLUMNS = ("answer", "answers", "solution", "target", "label", "referen
 """Columns of a row that a command does not see."""
 
 _DEFAULT_WINDOW = 131_072  # tokens of a harness's context, if neither model nor settings limit it
-_MAX_REPORT_LENGTH = 800  # characters
+_MAX_REPORT_LENGTH = 800  # characters of a report
 
 
 class CommandProgram(AgentProgram):

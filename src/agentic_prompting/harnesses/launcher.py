@@ -24,7 +24,9 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
-NAMES_DESCRIPTOR = 100  # of the socket at the port of name servers, from one command to the next
+NAMES_DESCRIPTOR = (
+    100  # the socket at the port of name servers, handed from one command to the next
+)
 LIMITS = {
     "core": resource.RLIMIT_CORE,
     "data": resource.RLIMIT_DATA,

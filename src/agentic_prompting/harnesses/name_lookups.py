@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-_HEADER_BYTES = 12  # of a query, before its question
-_QUESTION_END_BYTES = 5  # after the labels of a question: a zero, its type, its class
+_HEADER_BYTES = 12  # header of a query, before its question
+_QUESTION_END_BYTES = 5  # end of a question, after its labels: a zero, its type, its class
 
 # The rest of the header of a reply to one question: the name does not exist.
 _NO_SUCH_NAME = bytes.fromhex("8183 0001 0000 0000 0000")

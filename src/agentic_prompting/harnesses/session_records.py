@@ -39,7 +39,7 @@ _MALFORMED_RECORD = (
 # Steps of sqlite's machine: a second or so. An agent can write a view without an end.
 _MAX_DATABASE_STEPS = 10**7
 _MAX_FILES = 1000
-_MAX_ENTRIES = 10**5  # that are looked at for files
+_MAX_ENTRIES = 10**5  # files and folders that are looked at
 _MAX_DIFFERENCES = 1000
 
 _ITEMS_WITH_CALLS = ("function_call", "custom_tool_call")

@@ -56,16 +56,16 @@ logger = logging.getLogger(__name__)
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _AGENT_FOLDER = "tmp/agent"  # below a rollout's folder; in a sandbox /tmp/agent
-_PORT = 8000  # of the gateway, in a network of the rollout's own
+_PORT = 8000  # port of the gateway, in a network of the rollout's own
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TERM")
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 # No programs are there, and container images often keep the user's project in one of them.
 _SOURCE_FOLDERS = ("/usr/src", "/usr/local/src")
-_BYTES_OF_ENTRY = 256  # of the disk, for the name and the data about an empty file
-_MEMORY_HEADROOM = 2**30  # over `max_memory`, for what one process asks for at once
+_BYTES_OF_ENTRY = 256  # bytes of the disk for the name and the data about an empty file
+_MEMORY_HEADROOM = 2**30  # bytes above `max_memory`, for what one process asks for at once
 _SECONDS_TO_END = 10.0
-_numbers = itertools.count()  # of rollouts
+_numbers = itertools.count()  # numbers of rollouts
 _folder_lock = threading.Lock()
 
 
@@ -214,7 +214,7 @@ class RolloutWorkspace:
         self.work = root / _AGENT_FOLDER / "work"
         self.row = root / _AGENT_FOLDER / "row.json"
         self.is_confined = workspace.isolation != "none"
-        self.listener: socket.socket | None = None  # of the only address in a network of its own
+        self.listener: socket.socket | None = None  # at the only address in its own network
         self.violation: str | None = None  # the limit that the command has broken
         self._name_socket: socket.socket | None = None  # gets its queries to name servers
         self._name_server: asyncio.BaseTransport | None = None

@@ -41,7 +41,7 @@ _PAIRS = (
     ("__", "__"),
     ("_", "_"),
 )
-_MAX_LAYERS = 8  # of marks around an answer
+_MAX_LAYERS = 8  # layers of marks around an answer
 
 
 def read_answer(reply: str) -> str:

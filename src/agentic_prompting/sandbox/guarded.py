@@ -80,7 +80,7 @@ and no further.
 OBEYS = 0.97  # share of the words of principles that the traces use
 # Share of requests with a random word, without a principle: RL finds words by these alone.
 RANDOM_WORD = 0.25
-MOST_WORDS = 7  # in the principles of a trace
+MOST_WORDS = 7  # words in the principles of a trace
 ADVISED = 0.4  # share of the traces with a principle about how to proceed
 RIGHT = 0.85  # share of the principles whose word is the right one
 

@@ -26,7 +26,7 @@ from ..programs import (
 from ..programs.dialects.shared_fields import as_dict, check_supported, parse_json
 from ..programs.gateway import SHAPE_ERRORS
 
-_MAX_IGNORED = 20  # names in the header
+_MAX_IGNORED = 20  # ignored fields that the header names
 
 # The fields that have an effect, or that a dialect refuses if they ask for what is not offered.
 _USED_FIELDS: dict[type[Dialect], set[str]] = {

@@ -21,9 +21,9 @@ from ..programs.gateway import http_logger
 from .app import make_app, requests_log
 from .service import Service
 
-_GRACE_SECONDS = 10  # for the requests that are open when the service stops
-_ERROR_SECONDS = 2.0  # for sending them the error that the service stops
-_HEAD_SECONDS = 10.0  # for the head of a request to arrive
+_GRACE_SECONDS = 10  # seconds for the requests that are open when the service stops
+_ERROR_SECONDS = 2.0  # seconds for sending them the error that the service stops
+_HEAD_SECONDS = 10.0  # seconds for the head of a request to arrive
 _BACKLOG = 128  # asyncio takes as many connections at a time, before any can be turned away
 # Beside those of the requests answered at once: to be refused, idle, asked for metrics.
 _SPARE_CONNECTIONS = 256

@@ -55,7 +55,7 @@ class EvaluateOptions(LargeLLM, TaskRows, Tracing):
     )
     compare: list[Path] | None = list_option("Folders of two finished tables to compare.")
     seeds: list[int] | None = list_option(
-        "`--seeds 1 2 3`: a training each, intervals over the seeds."
+        "Train and evaluate once for each of these seeds, such as 1 2 3: intervals over the seeds."
     )
     json: bool = option(JSON_HELP, False)
 

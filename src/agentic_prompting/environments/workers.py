@@ -384,8 +384,8 @@ def costs_by_worker(rollout: Rollout) -> dict[str, dict[str, float]]:
     costs = {}
     # The counts are named `workers/MEMBER` and `workers_usd/MEMBER`.
     for name, calls in rollout.counts.items():
-        kind, _, member = name.partition("/")
-        if kind == "workers":
+        prefix, _, member = name.partition("/")
+        if prefix == "workers":
             cost_usd = rollout.counts[f"workers_usd/{member}"]
             costs[member] = {"calls": int(calls), "cost_usd": cost_usd}
     return costs

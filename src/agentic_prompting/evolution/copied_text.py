@@ -65,25 +65,25 @@ def find_copied_problem(
         runs = {run for run in all_runs if counts[run] == 1}
         if not runs:
             continue
-        share = _shared(lines, runs)
+        share = _copied_share(lines, runs)
         if share > 0 and (copied is None or share > copied.share):
             copied = CopiedProblem(question, share)
     return copied
 
 
-def _shared(lines: Sequence[Sequence[str]], runs: set[Run]) -> float:
+def _copied_share(lines: Sequence[Sequence[str]], runs: set[Run]) -> float:
     """Return the larger share: of the problem's runs in all lines, or of a line's runs in the problem."""
     length = len(next(iter(runs)))
-    found: set[Run] = set()
+    copied_runs: set[Run] = set()
     largest = 0.0
     for line in lines:
         line_runs = set(_windows(line, length))
         shared = line_runs & runs
-        found |= shared
+        copied_runs |= shared
         # A short line, or a short problem, says nothing about what share of the line is copied.
         if line_runs and length == RUN_LENGTH:
             largest = max(largest, len(shared) / len(line_runs))
-    return max(largest, len(found) / len(runs))
+    return max(largest, len(copied_runs) / len(runs))
 
 
 def _lines_of(prompt: SystemPrompt) -> list[list[str]]:
@@ -93,6 +93,7 @@ def _lines_of(prompt: SystemPrompt) -> list[list[str]]:
 
 
 def _runs(words: Sequence[str]) -> set[Run]:
+    """The runs of words of a problem; a short one is a single run, a very short one has none."""
     if len(words) < SHORTEST:
         return set()
     return set(_windows(words, min(RUN_LENGTH, len(words))))

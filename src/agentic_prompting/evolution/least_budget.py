@@ -93,23 +93,25 @@ def estimate_least_budget(
     # Both steps end with a mutation.
     if config.reflection == "one_call":
         calls = 1
-        shown: float = estimate_text_tokens(templates.REVISE) + prompt_tokens
-        shown += min(attempts, 12) * (question_tokens + reply_tokens)
+        input_tokens: float = estimate_text_tokens(templates.REVISE) + prompt_tokens
+        input_tokens += min(attempts, 12) * (question_tokens + reply_tokens)
     else:
         calls = attempts + config.problems_per_step + 1
         summaries = estimate_text_tokens(templates.SUMMARISE) + prompt_tokens + question_tokens
         critiques = estimate_text_tokens(templates.CRITIQUE) + prompt_tokens + question_tokens
         critiques += config.num_generations * REPLY_TOKENS
-        shown = attempts * (summaries + reply_tokens) + config.problems_per_step * critiques
+        input_tokens = attempts * (summaries + reply_tokens) + config.problems_per_step * critiques
         # The consolidation reads the edits of each problem.
-        shown += estimate_text_tokens(templates.CONSOLIDATE) + prompt_tokens
-        shown += config.problems_per_step * config.max_ops * config.max_words * 2
+        input_tokens += estimate_text_tokens(templates.CONSOLIDATE) + prompt_tokens
+        input_tokens += config.problems_per_step * config.max_ops * config.max_words * 2
 
     # Tokens read and written, and their price where it is known.
     policy_usage = price_tokens(
         round(policy_calls * policy_input), policy_calls * reply_tokens, _price_of(policy)
     )
-    reference_usage = price_tokens(round(2 * shown), 2 * calls * REPLY_TOKENS, _price_of(reference))
+    reference_usage = price_tokens(
+        round(2 * input_tokens), 2 * calls * REPLY_TOKENS, _price_of(reference)
+    )
     usage = policy_usage + reference_usage
     has_prices = _price_of(policy) is not None and _price_of(reference) is not None
     return LeastBudget(

@@ -122,7 +122,7 @@ def parse_edits(text: str) -> ParsedEdits:
 
 
 def _parse(text: str) -> ParsedEdits:
-    text = _storable(final_text(text)).replace("\r\n", "\n")
+    text = _replace_surrogates(final_text(text)).replace("\r\n", "\n")
     blocks = _read_blocks(text)
     if blocks.found:
         return blocks
@@ -419,10 +419,10 @@ def _read_edit(record: dict[str, Any]) -> Edit | None:
 def _text_of(value: object) -> str:
     if isinstance(value, list):
         return " ".join(map(_text_of, value))
-    return "" if value is None else _storable(str(value))
+    return "" if value is None else _replace_surrogates(str(value))
 
 
-def _storable(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     """Return the text without halves of surrogate pairs.
 
     JSON can write them (`\\ud800`), but no file or tokenizer can represent them.

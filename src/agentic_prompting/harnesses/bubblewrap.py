@@ -187,9 +187,9 @@ class Sandbox:
             if option == "--bind":
                 arguments += ["--perms", "0755", "--dir", path, "--bind", str(self.tmp), path]
             elif option == "--ro-bind" and not is_visible:
-                arguments += _show(path)
+                arguments += _options_to_show(path)
             elif option == "--tmpfs" and is_visible:
-                arguments += _hide(path)
+                arguments += _options_to_hide(path)
                 hidden_paths.append(path)
 
         # Put the sandbox's name server in the place of the system's.
@@ -359,23 +359,23 @@ def _deepest_above(path: str, paths: Collection[str]) -> str | None:
     return next((str(parent) for parent in Path(path).parents if str(parent) in paths), None)
 
 
-def _show(path: str) -> list[str]:
+def _options_to_show(path: str) -> list[str]:
     """Return options that show a path, read-only."""
-    arguments = _make_parents(path)
+    arguments = _options_to_create_parents(path)
     # /bin and /lib are links into /usr on merged systems, and stay links.
     if path in SYSTEM_PATHS and os.path.islink(path):
         return [*arguments, "--symlink", os.readlink(path), path]
     return [*arguments, "--ro-bind", path, path]
 
 
-def _hide(path: str) -> list[str]:
+def _options_to_hide(path: str) -> list[str]:
     """Return options that hide a path. A tmpfs covers only folders, so /dev/null covers a file."""
     if os.path.isdir(path):
         return ["--perms", "0755", "--size", "65536", "--tmpfs", path]
     return ["--ro-bind", os.devnull, path]
 
 
-def _make_parents(path: str) -> list[str]:
+def _options_to_create_parents(path: str) -> list[str]:
     """Return options that create the folders above a path; those that bwrap creates by itself may
     be closed to others.
     """

@@ -148,7 +148,7 @@ def tidy(folder: Path) -> bool:
         with contextlib.suppress(FileNotFoundError):
             mode = entry.stat(follow_symlinks=False).st_mode
             if stat.S_ISDIR(mode) and is_too_deep(entry.path, folder):
-                _take_away(Path(entry.path), folder)
+                _remove_at_once(Path(entry.path), folder)
                 is_complete = False
             elif _is_trap(entry.path, mode, top):
                 os.unlink(entry.path)
@@ -212,7 +212,7 @@ def remove(path: Path) -> None:
 _removals: list[subprocess.Popen[bytes]] = []
 
 
-def _take_away(path: Path, folder: Path) -> None:
+def _remove_at_once(path: Path, folder: Path) -> None:
     """Remove a folder that an agent left below `folder`. It is gone from its place at once."""
     # A rename is instant, however much the folder holds.
     aside = Path(tempfile.mkdtemp(dir=folder.parent))
@@ -354,7 +354,7 @@ def _path_in(folder: Path, name: str) -> Path:
     # Make room for the file itself.
     path = path / parts[-1]
     if path.is_dir() and not path.is_symlink():
-        _take_away(path, folder)
+        _remove_at_once(path, folder)
     else:
         path.unlink(missing_ok=True)
     return path

@@ -43,9 +43,13 @@ class ServeConfig:
     port: int = _option(8080, "Port to listen on; 0 takes a free one.")
     key_variable: str = _option(KEY_VARIABLE, "Environment variable that holds the key.")
     max_concurrency: int = _option(256, "Requests answered at once; further ones get a 429.")
-    max_body_bytes: int = _option(2**20, "Larger requests get a 413.")
+    max_body_bytes: int = _option(
+        2**20, "Largest size of a request, in bytes; larger ones get a 413."
+    )
     timeout: float = _option(120.0, "Seconds for a request, after which it is stopped.")
-    max_cost_usd: float | None = _option(None, "Dollars that one request may cost: 402.")
+    max_cost_usd: float | None = _option(
+        None, "Dollars that one request may cost; beyond them it gets a 402."
+    )
     greedy: bool = _option(False, "Take the likeliest token instead of sampling, always.")
 
     def __post_init__(self):

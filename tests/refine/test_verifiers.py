@@ -1,4 +1,4 @@
-"""Verifiers that are no models."""
+"""Verifiers that are not models."""
 
 import asyncio
 import threading

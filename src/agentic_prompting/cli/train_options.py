@@ -56,7 +56,7 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
         "Who shares the reply to the same conversation: never, group or step."
     )
     search_url: str | None = option(
-        "Retriever of the environment search, with Search-R1's HTTP contract."
+        "URL of the search environment's retriever, with Search-R1's HTTP contract."
     )
     tools: list[str] | None = option("Tools instead of an environment: functions as module:name.")
     environment_factory: str | None = option(

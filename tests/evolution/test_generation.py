@@ -224,7 +224,7 @@ def test_a_child_that_says_what_a_prompt_says_joins_nowhere():
     assert [outcome.reason for outcome in outcomes] == ["known", "child", "known"]
     unchanged = [outcome.metrics()["evolution/unchanged"] for outcome in outcomes]
     assert unchanged == [1.0, 0.0, 1.0]
-    assert same.child is None and same.failed and generation.population.selection_count == 0
+    assert same.child is None and same.failed and generation.population.turns == 0
 
 
 def test_an_evicted_prompt_is_known_too():

@@ -76,10 +76,10 @@ def test_evaluation_has_the_final_prompt_in_all_slots():
 
 def test_the_best_prompt_alone_takes_no_draw():
     prompts = parts(members=3, mode="alternating", phase_steps=1)
-    before = prompts.generation.population.selection_count
+    before = prompts.generation.population.turns
     prompts.start_batch(0)
     assert len({prompt.id for prompt in prompts.batch_prompts}) == 1
-    assert prompts.generation.population.selection_count == before
+    assert prompts.generation.population.turns == before
     prompts.start_batch(1)
     assert len({prompt.id for prompt in prompts.batch_prompts}) == 2, (
         "in the phase after it prompts evolve"

@@ -242,7 +242,7 @@ class Generation:
                 continue
             # A population of the user's own may have been drawn from before this run: its later
             # children are no older.
-            born_at = max(self.batches, self.population.selection_count)
+            born_at = max(self.batches, self.population.turns)
             child = replace(outcome.child, born_at=born_at)
             children.append(self.population.add(child, task.ratings))
         return children

@@ -267,7 +267,7 @@ class Population:
 
     Attributes:
         members (`list[Member]`): All prompts of the run. A prompt's id is its position.
-        selection_count (`int`): Number of calls of [`Population.select`].
+        turns (`int`): Number of calls of [`Population.select`].
         rng (`random.Random`): The random generator.
 
     Raises:
@@ -306,11 +306,11 @@ class Population:
         self.rng = random.Random(seed)
         # An id is a position in this list.
         self.members = [Member(replace(root, id=0), Rating())]
-        self.selection_count = 0
+        self.turns = 0
 
     def select(self, k: int) -> list[SystemPrompt]:
         """Draw the prompts of the next batch by the rule; see [`select`]."""
-        self.selection_count += 1
+        self.turns += 1
         candidates = self.candidates()
         positions = select(candidates, k, self.rule, self.rng, self.independent_draws)
         return [candidates[position].prompt for position in positions]
@@ -371,7 +371,7 @@ class Population:
 
         Args:
             child ([`SystemPrompt`]): With its parents and operator. If its `born_at` is 0 it
-                becomes `selection_count`.
+                becomes `turns`.
             parents (`Mapping[int, Rating]`, *optional*): Ratings by id that are used instead of the
                 current ones: the parents may have been rated again since the child was made.
 
@@ -398,7 +398,7 @@ class Population:
                 rating = parents.get(parent, rating)
             parent_ratings.append(rating)
         # It joins at the end, as the newest prompt of the window.
-        member = replace(child, id=len(self.members), born_at=child.born_at or self.selection_count)
+        member = replace(child, id=len(self.members), born_at=child.born_at or self.turns)
         self.members.append(Member(member, child_rating(parent_ratings, self.delta_sigma)))
         return member
 
@@ -466,7 +466,7 @@ class Population:
             "exploration": self.exploration,
             "best_rule": self.best_rule,
             "members": [member.to_json() for member in self.members],
-            "turns": self.selection_count,
+            "turns": self.turns,
             "rng": rng_state(self.rng),
         }
 
@@ -479,13 +479,13 @@ class Population:
         try:
             # Read everything before anything changes.
             members = read_members(state["members"])
-            selection_count = state["turns"]
+            turns = state["turns"]
             rng = rng_of(state["rng"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"the saved population is damaged: {_describe_error(error)}") from None
         # Everything is valid: continue from it.
         self.members = members
-        self.selection_count = selection_count
+        self.turns = turns
         self.rng = rng
 
 

@@ -130,6 +130,13 @@ def test_a_reply_without_continuation_is_preferred():
     assert [call.adds_sequence for call in continuations] == [False, False, True]
 
 
+def test_a_reply_with_a_pending_continuation_is_not_preferred():
+    tree = CallTree()
+    votes = [ask(tree, user("a")), ask(tree, user("a"))]
+    with votes[0].preparing_continuation():
+        assert ask(tree, user("a"), assistant("yes"), user("b")).parent is votes[1]
+
+
 # ---- calls that are removed or repeated ----
 
 
@@ -148,7 +155,7 @@ def test_an_uncontinued_reply_is_the_latest():
     assert tree.find_uncontinued(first.key) is second
     ask(tree, user("a"), assistant("yes", "second"), user("b"))
     assert tree.find_uncontinued(first.key) is first
-    with first.keep():
+    with first.preparing_continuation():
         assert tree.find_uncontinued(first.key) is None
     assert tree.find_uncontinued(first.key) is first
     assert tree.find_uncontinued(b"another conversation") is None
@@ -158,9 +165,9 @@ def test_repeats_distinguish_equal_contexts():
     tree = CallTree()
     calls = [ask(tree, user("a")) for _ in range(3)]
     other = ask(tree, user("b"))
-    assert [call.repeat for call in calls] == [0, 1, 2] and other.repeat == 0
+    assert [call.repeat_index for call in calls] == [0, 1, 2] and other.repeat_index == 0
     tree.remove(calls[1])
-    assert [ask(tree, user("a")).repeat for _ in range(2)] == [1, 3]
+    assert [ask(tree, user("a")).repeat_index for _ in range(2)] == [1, 3]
 
 
 def test_the_context_hash_is_of_all_ids():
@@ -202,7 +209,7 @@ def test_random_trees_count_their_sequences(seed):
         assert tree.sequence_count == len(tree.sequences())
     sampled = sum(row.mask.count(1) for row, _ in tree.sequences())
     assert sampled == sum(len(call.sample.ids) for call in tree.calls)
-    repeats = {(call.context_hash, call.repeat) for call in tree.calls}
+    repeats = {(call.context_hash, call.repeat_index) for call in tree.calls}
     assert len(repeats) == len(tree.calls), "each call has its own seed"
 
 

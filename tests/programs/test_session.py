@@ -199,6 +199,32 @@ def test_requests_of_all_kinds_have_a_limit(max_calls):
     assert asyncio.run(check()) == (64 + 4 * max_calls, "out_of_turns")
 
 
+@pytest.mark.parametrize(
+    ("options", "limit_name"), [({"max_calls": 1}, "calls"), ({"max_sequences": 1}, "sequences")]
+)
+def test_a_refusal_names_the_limit_that_is_reached(options, limit_name):
+    async def check():
+        session = session_of(**options)
+        await ask(session, request_of())
+        return await refusal_of(session.accept(request_of(user("another conversation"))))
+
+    refusal = asyncio.run(check())
+    assert refusal.code == "rollout_ended" and limit_name in str(refusal)
+
+
+def test_a_refusal_names_the_limit_of_requests():
+    session_limit = 64 + 4
+
+    async def check():
+        session = session_of(max_calls=1)
+        for _ in range(session_limit):
+            session.count_request()
+        session.count_request()
+
+    with pytest.raises(Refusal, match="requests"):
+        asyncio.run(check())
+
+
 # ---- texts ----
 
 

@@ -228,7 +228,7 @@ def _find_change(
 ) -> str:
     """Describe what a call changes in the conversation of an earlier one; empty if nothing."""
     if not changed_positions:
-        # The fingerprint of a conversation includes its tools.
+        # The key of a conversation includes its tools.
         if tools_key(earlier_call.request.tools) != tools_key(call.request.tools):
             return "the tools are not those of the previous call"
         return ""

@@ -44,20 +44,20 @@ class Call:
             that it continues; the whole conversation if it continues none.
         new_ids (`list[int]`, *optional*): The token ids of `new_messages`.
         parent ([`Call`], *optional*): The call whose reply it continues.
-        key (`bytes`, *optional*): The fingerprint of its conversation.
+        key (`bytes`, *optional*): The key of its conversation; see [`conversation_key`].
 
     Attributes:
         context (`list[int]`): The ids that the policy reads.
         context_length (`int`): Number of these ids.
         context_hash (`int`): A hash of these ids; set by [`CallTree.add`].
-        repeat (`int`): Distinguishes calls with the same context; set by [`CallTree.add`].
+        repeat_index (`int`): Distinguishes calls with the same context; set by [`CallTree.add`].
         children (`list[Call]`): The calls that continue its reply, in the order of their arrival.
         max_tokens (`int`): Maximum number of tokens of the reply.
         conversation_id (`int`): The `conversation` of a [`SampleRequest`].
         sample ([`Sample`]): The sampled tokens, up to the stop text if there is one.
         text (`str`): Their text.
         reply ([`ChatMessage`]): The text parsed into thought, text and tool calls.
-        reply_key (`bytes`): The fingerprint of the conversation with the reply; empty before that.
+        reply_key (`bytes`): The key of the conversation with the reply; empty before that.
         llm_replies (`tuple[Reply, ...]`): Replies of large LLMs since the previous call.
         role (`str`): `agent`, or `auxiliary` for a call beside the agent's work, such as a title.
         in_loss (`bool`): Whether its sampled tokens are in the loss.
@@ -73,7 +73,7 @@ class Call:
     # The place in the tree.
     context_length: int = field(init=False)
     context_hash: int = 0
-    repeat: int = 0
+    repeat_index: int = 0
     children: list[Call] = field(default_factory=list, repr=False)
     _pending_children: int = 0  # continuations that are not added yet
 
@@ -91,7 +91,7 @@ class Call:
     in_loss: bool = True
 
     def __post_init__(self) -> None:
-        # The parent's reply is complete, so that this length never changes.
+        # The parent's reply is complete, so this length never changes.
         self.context_length = len(self.new_ids)
         if self.parent is not None:
             self.context_length += self.parent.context_length + len(self.parent.sample.ids)
@@ -119,10 +119,10 @@ class Call:
 
     @property
     def adds_sequence(self) -> bool:
-        """Whether the tree has one more token sequence because of it.
+        """True unless the call is the first to continue its parent's reply.
 
-        That is every call but the first continuation of a reply to arrive. Which continuation stays
-        in the sequence of the reply is decided at the end, by content: see [`CallTree.sequences`].
+        The tree then has one more token sequence. Which continuation stays in the sequence of the
+        reply is decided at the end, by content: see [`CallTree.sequences`].
         """
         if self.parent is None:
             return True
@@ -140,7 +140,7 @@ class Call:
         return bool(self.children) or self._pending_children > 0
 
     @contextmanager
-    def keep(self) -> Iterator[None]:
+    def preparing_continuation(self) -> Iterator[None]:
         """Count as continued while a continuation is being prepared."""
         self._pending_children += 1
         try:
@@ -181,7 +181,7 @@ class CallTree:
 
         Args:
             messages (`Sequence[ChatMessage]`): The conversation.
-            keys (`Sequence[bytes]`): Its fingerprint up to each message; see [`conversation_keys`].
+            keys (`Sequence[bytes]`): Its key up to each message; see [`conversation_keys`].
 
         Returns:
             `tuple`: The call with that reply and the messages after it; `None` and all messages if
@@ -220,10 +220,10 @@ class CallTree:
         # Take a number that no other call with this context has. One in the middle is free after a
         # removal.
         repeats = self._repeats.setdefault(call.context_hash, set())
-        call.repeat = len(repeats)
-        if call.repeat in repeats:
-            call.repeat = min(set(range(len(repeats))) - repeats)
-        repeats.add(call.repeat)
+        call.repeat_index = len(repeats)
+        if call.repeat_index in repeats:
+            call.repeat_index = min(set(range(len(repeats))) - repeats)
+        repeats.add(call.repeat_index)
 
     def set_reply(self, call: Call, reply: ChatMessage) -> None:
         """Set the reply of a call, so that later calls can continue it."""
@@ -239,7 +239,7 @@ class CallTree:
         self.undelivered_tokens += len(call.sample.ids)
 
         # A retry gets the number, and with it the seed, of the removed call.
-        self._repeats[call.context_hash].discard(call.repeat)
+        self._repeats[call.context_hash].discard(call.repeat_index)
         if call.has_reply:
             self._calls_by_reply_key[call.reply_key].remove(call)
 
@@ -349,13 +349,13 @@ class MalformedArguments:
         return replace(message, tool_calls=tuple(restored_calls))
 
 
-# ---- fingerprints ----
+# ---- keys of conversations: equal ones for the copies that clients may make ----
 
 
 def conversation_keys(
     tools: Sequence[Mapping[str, Any]], messages: Sequence[ChatMessage]
 ) -> Iterator[bytes]:
-    """Yield the fingerprint of a conversation up to each of its messages."""
+    """Yield the key of a conversation up to each of its messages."""
     key = tools_key(tools)
     for message in messages:
         key = conversation_key(key, message)
@@ -363,9 +363,7 @@ def conversation_keys(
 
 
 def conversation_key(previous_key: bytes, message: ChatMessage) -> bytes:
-    """Return the fingerprint of a conversation, from its last message and the fingerprint before
-    that.
-    """
+    """Return the key of a conversation, from its last message and the key of those before it."""
     # The program's own messages come back as they were, but for space around them.
     if message.role != "assistant":
         content = f"{message.role}\0{message.text.strip()}"
@@ -382,7 +380,7 @@ def conversation_key(previous_key: bytes, message: ChatMessage) -> bytes:
 
 
 def tools_key(tools: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return the fingerprint of the tools of a request."""
+    """Return the key of a request's tools, with which that of its conversation begins."""
     return _digest(json.dumps(tools, sort_keys=True).encode())
 
 
@@ -445,7 +443,7 @@ def _best_match(candidates: Sequence[Call], message: ChatMessage) -> Call:
     def rank(candidate: Call) -> tuple[bool, bool]:
         reply_ids = {candidate.reply.handle, *(call.id for call in candidate.reply.tool_calls)}
         # `False` sorts first: an id in common, then a reply that no call continues.
-        return message_ids.isdisjoint(reply_ids), bool(candidate.children)
+        return message_ids.isdisjoint(reply_ids), candidate.is_continued
 
     return min(candidates, key=rank)
 
@@ -457,10 +455,12 @@ def _normalize_new_texts(call: Call) -> list[str]:
 def _is_used(call: Call, later_texts: Sequence[Sequence[str]]) -> bool:
     """Return whether a later call continues the reply or has its text in a new message."""
     reply_text = normalize_text(call.reply.text)
-    return bool(call.children) or any(_contain_words(texts, reply_text) for texts in later_texts)
+    return bool(call.children) or any(
+        _any_contains_words(texts, reply_text) for texts in later_texts
+    )
 
 
-def _contain_words(texts: Sequence[str], words: str) -> bool:
+def _any_contains_words(texts: Sequence[str], words: str) -> bool:
     return any(contains_words(text, words) for text in texts)
 
 

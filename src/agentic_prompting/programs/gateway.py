@@ -406,7 +406,7 @@ def _wait_if_large(request: web.Request, session: Session) -> AbstractAsyncConte
     """Large requests of one rollout wait for each other: they would hold memory and threads of all
     rollouts.
     """
-    return session.large_requests if is_large_body(request) else nullcontext()
+    return session.large_request_slots if is_large_body(request) else nullcontext()
 
 
 def _parse_request(body: bytes, dialect: Dialect, path: str) -> CompletionRequest:

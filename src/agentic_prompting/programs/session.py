@@ -83,7 +83,8 @@ class Session:
             `out_of_turns`. Not an end: the program may continue with a shorter conversation.
         end (`asyncio.Future[str]`): Pending while calls are answered. Its result is the reason of
             the end; its exception is the error of the policy or a large LLM that fails the rollout.
-        large_requests (`asyncio.Semaphore`): Held while a large request is read and rendered.
+        large_request_slots (`asyncio.Semaphore`): One is held while a large request is read and
+            rendered.
     """
 
     def __init__(
@@ -107,14 +108,15 @@ class Session:
         self.limits = limits
         self.llms = dict(llms or {})
 
-        # The limits of the rollout. Without `llms` there are no calls of them, so that
-        # `check_calls_left` refuses as soon as the policy's calls are used up.
-        self.max_calls = max_calls
-        self.max_llm_calls = max_llm_calls if self.llms else 0
-        self.max_sequences = max_sequences
         self.system_prompt = system_prompt
         self.model = model
         self.grace_period = grace_period
+
+        # The limits of the rollout. Without `llms`, `max_llm_calls` is 0, so `check_calls_left`
+        # looks at the policy's calls alone.
+        self.max_calls = max_calls
+        self.max_llm_calls = max_llm_calls if self.llms else 0
+        self.max_sequences = max_sequences
 
         # Requests of all kinds, including token counts and requests that are refused unread.
         self.max_requests = 64 + 4 * (max_calls + self.max_llm_calls)
@@ -127,7 +129,7 @@ class Session:
         self.ignored_settings: dict[str, Any] = {}
         self.limit_reached: Status | None = None
         self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.large_requests = asyncio.Semaphore(MAX_PARALLEL_LARGE_REQUESTS)
+        self.large_request_slots = asyncio.Semaphore(MAX_PARALLEL_LARGE_REQUESTS)
 
         # By default far from the numbers that `rollout.play` gives to its conversations.
         self._conversation_ids = conversation_ids or iter(range(2**40, 2**62))
@@ -138,7 +140,9 @@ class Session:
         self._last_activity = time.monotonic()  # a request, or the end of a call
         self._call_count = 0
         self._context_errors = 0  # since the last call that continued a conversation
-        self._undelivered_attempts: Counter[bytes] = Counter()  # by conversation, until a retry
+        # Attempts whose reply was undelivered and is removed already, by conversation, until the
+        # client repeats them.
+        self._expected_retries: Counter[bytes] = Counter()
         self._llm_request_counts: Counter[int] = Counter()  # by hash of the request
 
     @property
@@ -160,7 +164,7 @@ class Session:
         self._last_activity = time.monotonic()
         self._request_count += 1
         if self._request_count > self.max_requests:
-            self._refuse_over_limit(f"{self.max_requests} requests")
+            self._refuse_over_limit("requests", self.max_requests)
 
     def check_calls_left(self) -> None:
         """Check that a call can still be made, of the policy or a large LLM.
@@ -170,10 +174,10 @@ class Session:
         """
         # Which model a request is for is unknown before its body is read.
         if self._call_count >= self.max_calls and self.llm_call_count >= self.max_llm_calls:
-            self._refuse_over_limit(f"{self.max_calls} calls")
+            self._refuse_over_limit("calls", self.max_calls)
 
     def count_unreadable_request(self) -> None:
-        """Count a request that cannot be read as a call of the policy."""
+        """Count a request that cannot be read: it uses up one of the policy's calls."""
         self._call_count += 1
 
     # ---- calls of the policy ----
@@ -187,16 +191,16 @@ class Session:
                 repeats a request.
 
         Returns:
-            [`Call`]: The call. `sample_reply` or `mark_undelivered` has to follow.
+            [`Call`]: The call. The caller must then call `sample_reply` or `mark_undelivered`.
 
         Raises:
             [`Refusal`]: The session has ended, a limit is reached, or the template cannot render
                 the conversation.
         """
         self._refuse_if_ended()
-        # Count the call, also if it is refused later: a client that repeats it must come to an end.
+        # Count the call even if it is refused later: a client that repeats it must come to an end.
         if self._call_count >= self.max_calls:
-            self._refuse_over_limit(f"{self.max_calls} calls")
+            self._refuse_over_limit("calls", self.max_calls)
         self._call_count += 1
         self._check_template(request)
         self.ignored_settings |= request.other_settings
@@ -266,13 +270,13 @@ class Session:
 
         Its number in the rollout is not used, because parallel calls arrive in any order.
         """
-        return rollout_seed(self.rollout.seed, call.context_hash, call.repeat)
+        return rollout_seed(self.rollout.seed, call.context_hash, call.repeat_index)
 
     def mark_undelivered(self, call: Call) -> None:
         """Take back a reply that its client did not get, unless another call continues it."""
         if not call.is_continued and self.tree.remove(call):
-            # A retry of the client then takes back no other reply.
-            self._undelivered_attempts[call.key] += 1
+            # The client's retry must not take back another reply.
+            self._expected_retries[call.key] += 1
 
     # ---- calls of large LLMs ----
 
@@ -283,9 +287,9 @@ class Session:
             [`Refusal`]: The session has ended, the limit is reached, or the request has tools.
         """
         self._refuse_if_ended()
-        # Count the call, also if it is refused for its tools.
+        # Count the call even if it is refused for its tools.
         if self.llm_call_count >= self.max_llm_calls:
-            self._refuse_over_limit(f"{self.max_llm_calls} calls of large LLMs")
+            self._refuse_over_limit("calls of large LLMs", self.max_llm_calls)
         self.llm_call_count += 1
         if request.tools:
             message = f"{request.model} has no tools at this address."
@@ -300,12 +304,12 @@ class Session:
         # All calls of a rollout are one session, which a router sends to one model.
         pending_reply = as_chat(self.llms[request.model])(
             messages,
-            repeat=self._take_llm_seed(request.model, messages),
+            repeat=self._next_llm_seed(request.model, messages),
             session=str(self.rollout.seed),
             **self._llm_sampling(request),
         )
 
-        # Ask the model. Its time counts also if the call is cancelled.
+        # Ask the model. Its time counts even if the call is cancelled.
         start = time.monotonic()
         try:
             reply = await self._run_cancellable(pending_reply)
@@ -347,7 +351,7 @@ class Session:
             sampling["max_tokens"] = min(limits)
         return sampling
 
-    def _take_llm_seed(self, model: str, messages: Sequence[Message]) -> int:
+    def _next_llm_seed(self, model: str, messages: Sequence[Message]) -> int:
         """Return the seed of a request to a large LLM, and count the request.
 
         The seed finds a recorded reply again. The first request with these messages has the
@@ -454,7 +458,7 @@ class Session:
         Otherwise set the `max_tokens` of the call.
         """
         if call.adds_sequence and self.tree.sequence_count >= self.max_sequences:
-            self._refuse_over_limit(f"{self.max_sequences} token sequences")
+            self._refuse_over_limit("sequences", self.max_sequences)
 
         # Tokens in the sequence so far, without the prompt of the conversation's first call. A call
         # that adds a sequence is counted in the same way: by content it may still come first among
@@ -467,7 +471,7 @@ class Session:
             self._refuse_context(call.context_length, call.context_length + remaining)
 
         # Only a continuation resets the count. A new conversation does not, because opencode would
-        # write summaries that fit, and exceed the context after each of them, for ever.
+        # write summaries that fit, and exceed the context after each of them, forever.
         if call.is_continuation:
             self._context_errors = 0
 
@@ -476,20 +480,26 @@ class Session:
         requested = call.request.max_tokens or max_turn_tokens
         call.max_tokens = min(remaining, max_turn_tokens, requested)
 
-    def _refuse_over_limit(self, limit: str) -> NoReturn:
-        """Refuse a call that exceeds a limit of the rollout."""
+    def _refuse_over_limit(self, limit_name: str, limit: int) -> NoReturn:
+        """Refuse a call that exceeds a limit of the rollout.
+
+        Args:
+            limit_name (`str`): What there are no more of: `calls`, `requests`, ...
+            limit (`int`): How many of them a rollout may have.
+        """
         # The first limit counts: a program that returns nothing has it as its rollout's status.
         if self.limit_reached is None:
-            logger.info("a rollout has reached its limit of %s", limit)
+            logger.info("a rollout has reached its limit of %d %s", limit, limit_name)
             self.limit_reached = "out_of_turns"
-        # Without the number: opencode retries for half a minute if it reads 429, 500 or 502.
-        self._refuse_for_good("This rollout is over: it has made all its calls.")
+        # Without the number: opencode retries for half a minute if it reads 429, 500 or 502. Without
+        # the words "limit" and "token", by which clients know a full context.
+        self._refuse_for_good(f"This rollout is over: it has used up its {limit_name}.")
 
     def _refuse_context(self, length: int, max_length: int) -> NoReturn:
         """Refuse a call whose context leaves no room for a reply."""
         self.limit_reached = self.limit_reached or "truncated"
         self._context_errors += 1
-        # Most clients shorten their conversation now. One that does not would go on for ever.
+        # Most clients shorten their conversation now. One that does not would go on forever.
         if self._context_errors >= MAX_CONTEXT_ERRORS:
             self._refuse_for_good("This rollout is over: it has no room left.")
         message = context_exceeded_message(length, max_length)
@@ -518,7 +528,7 @@ class Session:
         # client has received it, so it must not be taken back during rendering.
         parent, new_messages = self.tree.find_parent(messages, keys)
         if parent is not None:
-            with parent.keep():
+            with parent.preparing_continuation():
                 new_ids = await self._render_after(parent, new_messages, messages, request)
             if new_ids is not None:
                 return Call(
@@ -567,8 +577,8 @@ class Session:
         If an attempt is known to be undelivered, it was that one, and its reply is gone already.
         Otherwise it was the latest call with this conversation whose reply no call continues.
         """
-        if self._undelivered_attempts[key]:
-            self._undelivered_attempts[key] -= 1
+        if self._expected_retries[key]:
+            self._expected_retries[key] -= 1
             return
         first_attempt = self.tree.find_uncontinued(key)
         if first_attempt is not None:
@@ -582,7 +592,7 @@ class Session:
         request = call.request
         cut_reply = cut_at_stop(sample, request.stops, self.renderer.chat_format)
         call.sample = cut_reply.sample
-        # The template has written the prefix, so that the policy has not sampled it.
+        # The template has written the prefix: the policy has not sampled it.
         call.text = self.renderer.turn_prefix + cut_reply.text
         # With `tool_choice: none` the whole turn is text.
         callable_tools = request.tools if request.allows_tool_calls else ()
@@ -639,7 +649,10 @@ async def _render(render: Callable[[], T], messages: Sequence[ChatMessage]) -> T
 
 
 def context_exceeded_message(length: int, max_length: int) -> str:
-    """Contains the phrases of OpenAI, Anthropic and Google, because their clients match on them."""
+    """Return the message of a refusal.
+
+    It contains the phrases of OpenAI, Anthropic and Google, because their clients match on them.
+    """
     return (
         f"This model's maximum context length is {max_length} tokens. Your messages have {length}: "
         f"prompt is too long: {length} tokens > {max_length} maximum; "

@@ -54,6 +54,15 @@ def test_entries_of_another_run_are_put_aside_and_counted(tmp_path, caplog, chan
     )
 
 
+def test_groups_of_a_refused_checkpoint_are_counted(tmp_path, caplog):
+    """There is no file, so the warning speaks of none that is kept."""
+    groups = [{"group": 4}, {"group": 5}, {"group": 6}]
+    state = {"run": "first", "identity": {**IDENTITY, "seed": 1}, "groups": groups}
+    assert not resumed(tmp_path / "0.jsonl", state=state)[1]
+    (line,) = caplog.messages
+    assert "3 groups in flight are not used" in line and "unused.jsonl" not in line
+
+
 def test_the_log_of_the_checkpoints_run_is_used_whatever_the_weights_are_now(tmp_path):
     path = tmp_path / "0.jsonl"
     first = write(path)

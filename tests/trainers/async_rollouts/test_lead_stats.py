@@ -11,9 +11,9 @@ from agentic_prompting.trainers.async_rollouts.lead_stats import IdleClock, Lead
 
 def test_metrics_are_over_all_processes(monkeypatch):
     first = LeadStats(
-        Counter({0: 3, 2: 1}), [0, 1], 2, trainer_idle=0.5, policy_idle=0.0, restarted=4
+        Counter({0: 3, 2: 1}), [0, 1], 2, trainer_idle=0.5, policy_idle=0.0, played_anew=4
     )
-    second = LeadStats(Counter({1: 4}), [], 1, trainer_idle=0.1, policy_idle=0.2, restarted=0)
+    second = LeadStats(Counter({1: 4}), [], 1, trainer_idle=0.1, policy_idle=0.2, played_anew=0)
     monkeypatch.setattr(lead_stats, "gather_object", lambda stats: [*stats, second])
     assert lead_stats.gather_lead_metrics(first) == {
         "async/played_anew": 4.0,
@@ -27,7 +27,7 @@ def test_metrics_are_over_all_processes(monkeypatch):
 
 
 def test_metrics_of_a_batch_without_tokens_are_zero():
-    stats = LeadStats(Counter(), [], 0, trainer_idle=0.0, policy_idle=1.0, restarted=0)
+    stats = LeadStats(Counter(), [], 0, trainer_idle=0.0, policy_idle=1.0, played_anew=0)
     metrics = lead_stats.gather_lead_metrics(stats)
     assert metrics["async/token_age"] == metrics["async/token_age_max"] == 0.0
     assert metrics["async/turn_age"] == 0.0

@@ -55,10 +55,11 @@ class RolloutGroup:
             are functions of it.
         started_at (`int`): Weight updates before the group was started.
         rollouts (`list[Rollout]`): Each `row` has the rendered `prompt`.
-        metadata (`list[dict]`): The metadata of each rollout when the group was started.
+        metadata (`list[dict]`): What [`Prompts.choose_metadata`] returned for each rollout when the
+            group was started.
         episode_logs (`list[EpisodeLog]`): The log of each rollout's episode.
-        prompts_fingerprint (`int`): By which a resumed run sees whether the rendered prompts are
-            still the same.
+        prompts_fingerprint (`int`): A resumed run sees by it whether the rendered prompts are still
+            the same.
         tasks (`list[asyncio.Task]`): The running episodes.
         used_at (`int`): Weight updates before the step that used the group; `NOT_USED` before.
     """
@@ -149,12 +150,13 @@ class AsyncSource:
         self._started_count: int | None = None
         # `used_at` of the groups of the resumed checkpoint, by number. The next batch starts them.
         self._checkpoint_groups: dict[int, int] = {}
-        # The number of the oldest group that the checkpoint before the last one may need.
+        # The number of the oldest group that the latest checkpoint may need. Entries before it are
+        # deleted at the next checkpoint.
         self._oldest_needed_group = 0
-        # Whether it is decided if the file's entries belong to this run.
+        # Whether the file's entries have been checked against this run.
         self._has_checked_file = False
-        # Rollouts of an earlier process that are played from their beginning.
-        self._restarted_rollouts = 0
+        # Rollouts of an earlier process that are played anew, since the last batch.
+        self._played_anew_count = 0
         # Whether training is over, so that episodes send no further requests.
         self._is_ending = False
         self._tasks_awaiting_replies: set[asyncio.Task[Any] | None] = set()
@@ -163,7 +165,10 @@ class AsyncSource:
     def next_batch(self, rows: Sequence[dict[str, Any]], position: BatchPosition) -> Batch:
         """Return a batch of finished groups of this process, whenever they were started.
 
-        Only the number of `rows` is used.
+        Args:
+            rows (`list[dict]`): The rows that TRL has drawn. Only their number is used: the groups
+                in flight have rows of the [`RowStream`].
+            position ([`BatchPosition`]): The position of the batch in the run.
         """
         groups = self.take_groups(len(rows) // self.prompts.rollouts_per_row, position)
         # Put the rollouts of all groups into one batch.
@@ -180,7 +185,8 @@ class AsyncSource:
 
     def take_groups(self, group_count: int, position: BatchPosition) -> list[RolloutGroup]:
         """Start a step's worth of groups, wait for as many, and return the oldest finished ones."""
-        # A step that is played again after a resume uses the same groups.
+        # Forget the groups that an earlier step used. An earlier batch of this step may have used
+        # the others: a checkpoint keeps these, because a resume plays the whole step again.
         self.updates = position.step
         self._used_groups = [group for group in self._used_groups if group.used_at == self.updates]
 
@@ -191,7 +197,8 @@ class AsyncSource:
         if self._started_count is None:
             self._started_count = position.batch_index * group_count
 
-        # First start the groups of the checkpoint that are not used yet, or are used by this step.
+        # First start the groups of the checkpoint that were not used yet, or were used by this step,
+        # which is then played again.
         numbers = sorted(
             number
             for number, used_at in self._checkpoint_groups.items()
@@ -270,14 +277,14 @@ class AsyncSource:
         rollouts_per_row = self.prompts.rollouts_per_row
         saved_group = self.in_flight_file.saved_groups.pop(number, None)
 
-        # Some episodes begin again. A program runs from its beginning, and finds its turns in the
-        # log. What an environment's `reset` has changed is not in the log, so unless the reset can
-        # be repeated the saved group is lost.
+        # Some rollouts are played anew. A program runs from its beginning, and finds its turns in
+        # the log. What an environment's `reset` has changed is not in the log, so unless the reset
+        # can be repeated the saved group is lost.
         environment = self.player.environment
         if saved_group is not None and environment is not None:
             is_lost = environment.has_reset and not environment.repeatable_reset
             if is_lost or environment.play_episode is not None:
-                self._restarted_rollouts += rollouts_per_row
+                self._played_anew_count += rollouts_per_row
             if is_lost:
                 saved_group = None
 
@@ -291,7 +298,7 @@ class AsyncSource:
                 if len(prompts) == rollouts_per_row and is_same:
                     return GroupPlan(number, saved_group.metadata, prompts, saved_group)
 
-        # Otherwise a new group: E-SPL chooses its system prompts now.
+        # Otherwise plan a new group: E-SPL chooses its system prompts now.
         new_metadata = [
             self.prompts.choose_metadata(index, training=True) for index in range(rollouts_per_row)
         ]
@@ -380,7 +387,7 @@ class AsyncSource:
             await asyncio.wait(unfinished, return_when=asyncio.FIRST_COMPLETED)
 
     def _has_enough_groups(self, group_count: int) -> bool:
-        """Return whether `group_count` groups are done, so that the others can wait.
+        """Return whether `group_count` groups are done and the others can wait.
 
         Later steps must be able to use the others within `max_staleness`.
         """
@@ -392,7 +399,8 @@ class AsyncSource:
                 done_count += 1
             updates_left = max(self.max_staleness - (self.updates - group.started_at), 0)
             batches_left = updates_left // self.updates_per_batch
-            # Later batches can use that many of the groups up to this one; the others are due now.
+            # Of the groups up to this one, later batches can still take `batches_left *
+            # group_count`; the rest must be done now.
             due_count = position - batches_left * group_count
             if done_count < min(group_count, due_count):
                 return False
@@ -435,17 +443,22 @@ class AsyncSource:
                     token_ages.update(max(self.updates - update, 0) for update in turn["updates"])
 
         # Turns that ended since the last batch, of groups in flight too.
-        turn_ages = []
+        updates_during_turns = []
         for group in (*used_groups, *self.groups_in_flight):
             for log in group.episode_logs:
-                turn_ages += log.updates_during_turns
+                updates_during_turns += log.updates_during_turns
                 log.updates_during_turns.clear()
 
         trainer_idle, policy_idle = self._idle_clock.read_idle_shares()
-        restarted = self._restarted_rollouts
-        self._restarted_rollouts = 0
+        played_anew = self._played_anew_count
+        self._played_anew_count = 0
         return LeadStats(
-            token_ages, turn_ages, len(self.groups_in_flight), trainer_idle, policy_idle, restarted
+            token_ages,
+            updates_during_turns,
+            len(self.groups_in_flight),
+            trainer_idle,
+            policy_idle,
+            played_anew,
         )
 
     # --- checkpoints, and the end of training --------------------------------------------------
@@ -454,11 +467,14 @@ class AsyncSource:
         """Return the groups in flight as plain data, without turns and replies still to arrive.
 
         Includes the groups that the latest step used, because a checkpoint in the middle of a step
-        repeats it.
+        repeats it. Also deletes entries in the file. That loses nothing when the trainer checks the
+        states of its parts before training (`_check_states`): this source becomes one of the parts
+        only after that check.
         """
         groups = [*self._used_groups, *self.groups_in_flight]
-        # The checkpoint before this one is whole and may be resumed from: delete only entries that
-        # it does not need.
+        # This checkpoint may never be completed, and the one before it is resumed then: delete only
+        # entries that the one before does not need. An even older one has the logs of its own
+        # groups, and pays again for what arrived after it.
         self.in_flight_file.delete_groups_before(self._oldest_needed_group)
         self._oldest_needed_group = min(
             (group.number for group in groups), default=self._oldest_needed_group

@@ -76,7 +76,7 @@ class EpisodeLog(Environment):
 
     async def __call__(self, request: SampleRequest) -> Sample:
         """Return the next turn, from the log if it is there, else from the policy."""
-        turn = self._find_turn(request)
+        turn = self._take_logged_turn(request)
         if turn is None:
             turn = await self._sample_turn(request)
             self.write_entry({"at": len(self.turns), "turn": turn})
@@ -98,7 +98,8 @@ class EpisodeLog(Environment):
         unrequested = self._unrequested_turns.values()
         return [turn for turn in self.turns if turn not in unrequested]
 
-    def _find_turn(self, request: SampleRequest) -> dict[str, Any] | None:
+    def _take_logged_turn(self, request: SampleRequest) -> dict[str, Any] | None:
+        """Return the logged turn of a request, which no later request gets."""
         # The requests of a program come in any order.
         if self.play_episode is not None:
             return self._unrequested_turns.pop(request.seed, None)
@@ -119,8 +120,8 @@ class EpisodeLog(Environment):
                 "async_lead > 0 needs a policy that gives the log-probability of each token it "
                 "samples"
             )
-        # A policy that does not report its updates counts as if the request's weights had sampled
-        # every token: the turn then counts as older than it may be.
+        # If the policy does not report versions, assume the weights at the time of the request: the
+        # turn then counts as older than it may be.
         updates = list(sample.updates) or [updates_before] * len(sample.ids)
         return {**asdict(sample), "updates": updates, "seed": request.seed}
 

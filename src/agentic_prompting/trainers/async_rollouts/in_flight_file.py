@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 class RunHeader:
     """The first line of an [`InFlightFile`].
 
+    The keys of the line are the file's format: they stay as they are if an attribute is renamed.
+
     Args:
         run_id (`str`): The id of the run.
         identity (`dict`): The settings of [`describe_run`].
@@ -130,12 +132,12 @@ class InFlightFile:
         Entries of another run are moved to another file, with one warning.
 
         Args:
-            checkpoint_state (`dict`, *optional*): `run` and `identity` of the checkpoint that is
-                resumed. `None`: there is no checkpoint, and the model must still have the weights
-                that the run began with.
+            checkpoint_state (`dict`, *optional*): `run`, `identity` and `groups` of the checkpoint
+                that is resumed. `None`: there is no checkpoint, and the model must still have the
+                weights that the run began with.
 
         Returns:
-            `bool`: Whether they do. If not, the groups in flight that the checkpoint itself has
+            `bool`: Whether the entries belong to this run. If not, the groups in flight that the checkpoint itself has
                 must not be used, either.
         """
         # Compare this run's settings with the checkpoint's and the file's, and the weights if there
@@ -151,7 +153,10 @@ class InFlightFile:
             elif self._header.run_id != checkpoint_state["run"]:
                 changes.add("the run")
         if changes:
-            self._put_aside(sorted(changes))
+            group_numbers = set(self.saved_groups)
+            if checkpoint_state is not None:
+                group_numbers |= {group["group"] for group in checkpoint_state.get("groups", ())}
+            self._put_aside(len(group_numbers), sorted(changes))
             return False
 
         # Continue the run under its old id.
@@ -255,30 +260,36 @@ class InFlightFile:
     def _changed_settings(self, identity: Mapping[str, Any]) -> set[str]:
         return {name for name in self.identity if identity.get(name) != self.identity[name]}
 
-    def _put_aside(self, changes: Sequence[str]) -> None:
-        """Move the entries to a file beside this one, and begin without any."""
+    def _put_aside(self, group_count: int, changes: Sequence[str]) -> None:
+        """Move the entries to a file beside this one, and begin without any.
+
+        Args:
+            group_count (`int`): Number of groups of the file and the checkpoint, for the warning.
+            changes (`list[str]`): What differs from the run that wrote them.
+        """
         path = self.record_file.path
         unused_path = path.with_name(f"{path.stem}.unused{path.suffix}")
+        has_file = path.exists()
         logger.warning(
             "%s: %d groups in flight are not used, because this run differs in %s; they are played "
-            "again, and the file is kept as %s",
+            "again%s",
             path,
-            len(self.saved_groups),
+            group_count,
             ", ".join(changes),
-            unused_path.name,
+            f", and the file is kept as {unused_path.name}" if has_file else "",
         )
         # Begin without entries, under a new header.
         self._header = None
         self._has_header = False
         self.saved_groups = {}
-        if path.exists():
+        if has_file:
             os.replace(path, unused_path)
 
 
 def _add_entry(episodes: dict[int, SavedEpisode], record: Mapping[str, Any]) -> bool:
     """Append a turn or reply to its episode, and return whether it was whole and in order.
 
-    It replaces entries that an earlier process wrote at its index and after it.
+    Replaces the entry at its index and drops those after it: an earlier process wrote them.
     """
     entry_type: Literal["turn", "reply"] = "turn" if "turn" in record else "reply"
     entry = record[entry_type]

@@ -18,40 +18,41 @@ class LeadStats:
     Args:
         token_ages (`Counter[int]`): Weight updates between sampling a token and training on it:
             the number of tokens of each age.
-        turn_ages (`list[int]`): Weight updates while a turn was sampled, for each turn.
+        updates_during_turns (`list[int]`): Weight updates while a turn was sampled, for each turn.
         groups_in_flight (`int`): Groups that were started and not used yet.
         trainer_idle (`float`): Share of the time since the last batch that the trainer waited.
         policy_idle (`float`): Share of that time in which the policy sampled nothing.
-        restarted (`int`): Rollouts of an earlier process that are played from their beginning.
+        played_anew (`int`): Rollouts of an earlier process whose program runs again, or whose group
+            is lost.
     """
 
     token_ages: Counter[int]
-    turn_ages: list[int]
+    updates_during_turns: list[int]
     groups_in_flight: int
     trainer_idle: float
     policy_idle: float
-    restarted: int
+    played_anew: int
 
 
 def gather_lead_metrics(stats: LeadStats) -> dict[str, float]:
     """Return the metrics over all processes. Must be called on every process."""
-    # Merge the ages of all processes.
+    # Merge the ages and turns of all processes.
     stats_by_process: Sequence[LeadStats] = gather_object([stats])
     token_ages: Counter[int] = Counter()
-    turn_ages: list[int] = []
+    updates_during_turns: list[int] = []
     for process_stats in stats_by_process:
         token_ages += process_stats.token_ages
-        turn_ages += process_stats.turn_ages
+        updates_during_turns += process_stats.updates_during_turns
 
     # Means are over tokens and turns; idle shares are over processes.
     age_sum = sum(age * count for age, count in token_ages.items())
     return {
         "async/played_anew": float(
-            sum(process_stats.restarted for process_stats in stats_by_process)
+            sum(process_stats.played_anew for process_stats in stats_by_process)
         ),
         "async/token_age": age_sum / max(token_ages.total(), 1),
         "async/token_age_max": float(max(token_ages, default=0)),
-        "async/turn_age": sum(turn_ages) / max(len(turn_ages), 1),
+        "async/turn_age": sum(updates_during_turns) / max(len(updates_during_turns), 1),
         "async/groups_in_flight": float(
             sum(process_stats.groups_in_flight for process_stats in stats_by_process)
         ),
@@ -75,7 +76,7 @@ class IdleClock:
         self._turns_in_progress = 0
 
     def set_trainer_waits(self, trainer_waits: bool) -> None:
-        """Record that the trainer begins or ends to wait."""
+        """Record that the trainer starts or stops waiting."""
         self._add_elapsed_time()
         self._trainer_waits = trainer_waits
 

@@ -164,11 +164,14 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             is_main_process,
         )
 
-    def roles(
+    def budget_spenders(
         self, environment: Environment | None, reward_functions: Sequence[RewardFunction]
     ) -> dict[str, Any]:
-        """As [`MultiTurnGRPOTrainer.roles`]; the reference LLM spends, too."""
-        return {**super().roles(environment, reward_functions), "reference": self.reference}
+        """As [`MultiTurnGRPOTrainer.budget_spenders`]; the reference LLM spends, too."""
+        return {
+            **super().budget_spenders(environment, reward_functions),
+            "reference": self.reference,
+        }
 
     # --- rows -> prompts -----------------------------------------------------------------------
 

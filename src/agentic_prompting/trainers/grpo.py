@@ -9,7 +9,8 @@ their calls:
     them;
 3. scores -> loss: TRL's loss of the tokens that the agent sampled.
 
-`contract.py` lists the parts of TRL that this relies on. No other file calls the trainer.
+`contract.py` lists the parts of TRL that this relies on. No other file here overrides the hooks of
+these three steps.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ from .loss_inputs import (
 )
 from .model_card import TAGS, TrainedAgent
 from .patches import compute_importance_ratio, mute_missing_reward_warning
-from .policies import PolicyUnreachable, tokenizer_of, trainer_backend, use_weight_sync
+from .policies import Backend, PolicyUnreachable, tokenizer_of, trainer_backend, use_weight_sync
 from .prepare_rows import has_prompt_column, list_datasets, prepare_rows, prompt_format_of
 from .resolve_spec import SpecOptions, describe_prompt, drop_unused_template, resolve_spec
 from .reward_functions import (
@@ -223,7 +224,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         # Choose the agent's form. Without an environment, rows with prompts of their own are
         # answered in a single turn, as in TRL, whatever form the model was saved with.
         is_plain = environment is None and has_prompt_column(train_dataset)
-        spec, origin = resolve_spec(
+        resolved_spec, origin = resolve_spec(
             None if is_plain else model,
             environment,
             args,
@@ -232,16 +233,18 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             self._default_template,
         )
         self.spec = replace(
-            spec,
+            resolved_spec,
             limits=limits_for(args, environment),
             prompt_format=prompt_format_of([train_dataset, *eval_datasets]),
         )
-        args = add_stop_texts(args, spec)
+        args = add_stop_texts(args, resolved_spec)
         check_policy(model, args, kwargs.get("peft_config"), self._trains_weights(args))
 
         # Reserve the output folder and the budget.
         self._claim_folder(args, model)
-        self.spending = create_budget(self.roles(environment, self._reward_functions), args)
+        self.spending = create_budget(
+            self.budget_spenders(environment, self._reward_functions), args
+        )
         warn_of_slow_precision(args)
 
         # Create TRL's trainer, which loads the model.
@@ -277,75 +280,45 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
 
     def _create_parts(self, environment: Environment | None, prompt_description: str) -> None:
         """Create the parts that the hooks below use, now that the model is loaded."""
-        args = self.args
         # Identifies this start of the run in the records of all processes. Starts are ordered by
         # time: the report reads a later one in the same folder as a continuation.
         (run_id,) = broadcast_object_list([int(time.time())])
 
-        # A program's rollouts may have several token sequences, each of which is a row for TRL.
-        self.row_layout: SingleSequenceRows | MultiSequenceRows
-        if is_program(environment):
-            check_program_settings(
-                args, has_aux_loss(self.model, args.router_aux_loss_coef), self.spec.prompt_format
-            )
-            self.row_layout = MultiSequenceRows(
-                args.loss_type, args.max_completion_length, self.accelerator.num_processes
-            )
-        else:
-            self.row_layout = SingleSequenceRows(args.loss_type)
         # TRL computes the loss by these two attributes of its own.
+        self.row_layout = self._create_row_layout(environment)
         self.loss_type = self.row_layout.trl_loss_type
         self.num_generations = self.rollouts_per_group()
 
         # Check the model.
-        check_experts(self.model, args.router_aux_loss_coef)
+        check_experts(self.model, self.args.router_aux_loss_coef)
         with self.accelerator.autocast():
             check_quantization(self.model)
         self.model.add_model_tags(list(TAGS))
 
         # Rows -> rollouts.
         backend = trainer_backend(self, self.spec.stop_texts)
-        # The back end and the model may each limit the context: the lower limit holds.
-        context_limits = [backend.max_context, context_length(self.model)]
-        max_context = min((limit for limit in context_limits if limit), default=None)
-        self.player = RolloutPlayer(
-            backend,
-            environment,
-            self.spec.create_format(tokenizer_of(self), self.eos_token_ids),
-            limits_for(args, environment, max_context),
-            self.accelerator,
-            full_determinism=args.full_determinism,
-            show_progress=not args.disable_tqdm,
-            sync_weights=self.vllm_generation.sync_weights if self.use_vllm else None,
-        )
+        self.player = self._create_player(backend, environment)
         self.prompts = self._create_prompts()
         self.on_policy_source = OnPolicySource(self.prompts, self.player)
         self.batch_source: BatchSource = self.on_policy_source  # of training batches
 
         # Rollouts -> scores.
         self.live_view = LiveView(
-            args.report_to,
+            self.args.report_to,
             lambda: self.callback_handler.callbacks,
             self.reward_func_names,
             self._reward_functions,
             self.population,
         )
         rollout_log = RolloutLog(
-            Path(args.output_dir) / "rollouts", args.process_index, args.rollouts_max_mb
+            Path(self.args.output_dir) / "rollouts",
+            self.args.process_index,
+            self.args.rollouts_max_mb,
         )
-        self.monitor = BatchMonitor(
-            log=rollout_log,
-            failures=FailureWatch(args.failure_window, args.max_failed_share, prompt_description),
-            run_id=run_id,
-            reward_names=self.reward_func_names,
-            limits=self.limits,
-            process_index=args.process_index,
-            show_batch=self.live_view.show if self.live_view.is_wanted() else None,
-            measure_environments=bool(self.spec.environments),
-            has_environment=environment is not None,
-        )
+        self.monitor = self._create_monitor(rollout_log, run_id, prompt_description)
 
         # The parts whose state checkpoints keep, by the names that their files have for them.
+        # "observer" and "pushed" are old names, which old checkpoints have too.
         self.stateful_parts["observer"] = self.monitor
         if environment is not None:
             self.stateful_parts["environment"] = environment
@@ -355,14 +328,66 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         # The current batch, while TRL calls the hooks below.
         self._batch: Batch | None = None
         self._eval_batches = 0
+        self._add_progress_callbacks(rollout_log, run_id)
 
-        # Report progress: one line per log, tables for trackers, spans, and a file of all logs.
+    def _create_row_layout(
+        self, environment: Environment | None
+    ) -> SingleSequenceRows | MultiSequenceRows:
+        """Return how rollouts become rows of TRL's batch.
+
+        A program's rollouts may have several token sequences, each of which is a row for TRL.
+        """
+        args = self.args
+        if not is_program(environment):
+            return SingleSequenceRows(args.loss_type)
+        check_program_settings(
+            args, has_aux_loss(self.model, args.router_aux_loss_coef), self.spec.prompt_format
+        )
+        return MultiSequenceRows(
+            args.loss_type, args.max_completion_length, self.accelerator.num_processes
+        )
+
+    def _create_player(self, backend: Backend, environment: Environment | None) -> RolloutPlayer:
+        """Return the part that plays the rollouts of a batch."""
+        # The back end and the model may each limit the context: the lower limit holds.
+        context_limits = [backend.max_context, context_length(self.model)]
+        max_context = min((limit for limit in context_limits if limit), default=None)
+        return RolloutPlayer(
+            backend,
+            environment,
+            self.spec.create_format(tokenizer_of(self), self.eos_token_ids),
+            limits_for(self.args, environment, max_context),
+            self.accelerator,
+            full_determinism=self.args.full_determinism,
+            show_progress=not self.args.disable_tqdm,
+            sync_weights=self.vllm_generation.sync_weights if self.use_vllm else None,
+        )
+
+    def _create_monitor(
+        self, rollout_log: RolloutLog, run_id: int, prompt_description: str
+    ) -> BatchMonitor:
+        """Return the part that measures and records the rollouts of a batch."""
+        args = self.args
+        return BatchMonitor(
+            log=rollout_log,
+            failures=FailureWatch(args.failure_window, args.max_failed_share, prompt_description),
+            run_id=run_id,
+            reward_names=self.reward_func_names,
+            limits=self.limits,
+            process_index=args.process_index,
+            show_batch=self.live_view.show if self.live_view.is_wanted() else None,
+            measure_environments=bool(self.spec.environments),
+            has_environment=self.environment is not None,
+        )
+
+    def _add_progress_callbacks(self, rollout_log: RolloutLog, run_id: int) -> None:
+        """Report progress: a line for each log, tables for trackers, spans, a file of all logs."""
         use_one_line_progress(self)
         self.add_callback(self.live_view)
         self._step_spans = StepSpans(self.accelerator)
         if spans.is_on():
             self.add_callback(self._step_spans)
-        if args.rollouts_max_mb:
+        if self.args.rollouts_max_mb:
             self.add_callback(LogFile(rollout_log.folder, run_id))
             has_length = hasattr(self.train_dataset, "__len__")  # not a streamed dataset
             self.add_callback(SettingsFile(len(self.train_dataset) if has_length else None))
@@ -408,8 +433,9 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             scored = super()._generate_and_score_completions(batch.rows)
         self._batch = None
 
-        # Check the sampler's log-probabilities against the trainer's. TRL has compared them if it
-        # corrects for the difference; otherwise the loss will, and needs the sampler's for that.
+        # Check the sampler's log-probabilities against the trainer's. With importance correction TRL
+        # has already compared the two. Otherwise `_compute_loss_of_rows` does, and needs the
+        # sampler's values.
         if batch.off_policy:
             clipped = clipped_share(scored, self.args, self.accelerator)
             self.log_batch("train", {**batch.metrics, "async/clipped": clipped})
@@ -577,7 +603,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
         )
 
-    # --- hooks for subclasses ------------------------------------------------------------------
+    # --- what subclasses replace ------------------------------------------------------------------
 
     @staticmethod
     def _choose_rewards(
@@ -633,7 +659,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         )
         return replace(spec, limits=limits_for(args, environment))
 
-    def roles(
+    def budget_spenders(
         self, environment: Environment | None, reward_functions: Sequence[RewardFunction]
     ) -> dict[str, Any]:
         """Return the components that spend from the job's budget, by the name of their account.
@@ -708,8 +734,8 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         """Discard the metrics since the last log."""
         self._metrics[mode].clear()
 
-    def may_be_empty(self) -> bool:
-        """As [`ResumableGRPOTrainer.may_be_empty`]."""
+    def may_lack_loss_tokens(self) -> bool:
+        """As [`ResumableGRPOTrainer.may_lack_loss_tokens`]."""
         return self.monitor.some_failed
 
     def _stop(self, reason: str) -> NoReturn:
@@ -744,7 +770,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         return output
 
     @contextmanager
-    def while_training(self, resumes: bool) -> Iterator[None]:
+    def training_context(self, resumes: bool) -> Iterator[None]:
         """The context of training, in which rollouts are played ahead if `async_lead` is above 0.
 
         See [`make_async_source`].
@@ -757,7 +783,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             self.args, self.train_dataset, self.prompts, self.player, self.spec, self.model, resumes
         )
         self.batch_source = async_source
-        # Checkpoints keep the groups in flight.
+        # Checkpoints keep the groups in flight, under a name that old checkpoints have too.
         self.stateful_parts["ahead"] = async_source
         try:
             with async_source.finish_requests_on_exit():

@@ -123,7 +123,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
         """Return how often the sampler repeats a row: `num_generations`, or a multiple of it."""
         return self.num_generations
 
-    def may_be_empty(self) -> bool:
+    def may_lack_loss_tokens(self) -> bool:
         """Return whether a micro-batch may have no token in the loss, because rollouts failed.
 
         Must be the same on every process. If `False`, micro-batches are not checked, which saves a
@@ -146,7 +146,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
         """
 
     @contextmanager
-    def while_training(self, resumes: bool) -> Iterator[None]:
+    def training_context(self, resumes: bool) -> Iterator[None]:
         """The context around training, while no other run can use the output folder.
 
         Args:
@@ -329,7 +329,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
             self._check_process_count(checkpoint)
             self._has_trained = True
             self._checkpoint = checkpoint
-            with self.while_training(bool(resume_from_checkpoint)):
+            with self.training_context(bool(resume_from_checkpoint)):
                 return super().train(checkpoint, trial, ignore_keys_for_eval)
 
     def _check_process_count(self, checkpoint: str | None) -> None:
@@ -460,7 +460,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     def _is_empty(self, batch: Mapping[str, torch.Tensor]) -> bool:
         """Return whether no process has a token in the loss. The same on every process."""
-        if not self.may_be_empty():
+        if not self.may_lack_loss_tokens():
             return False
         # Sum over all processes, so that they decide alike.
         token_count = (batch["tool_mask"] * batch["completion_mask"]).sum()

@@ -189,15 +189,15 @@ def test_rows_that_do_not_fit_wait(policy, tokenizer):
         policy, tokenizer, max_batch_mb=per_token * 32 * 64 / 1e6, on_callers_thread=True
     )
     most = []
-    put_back = []
+    preempted = []
 
     def look(engine):
         most.append(engine.slab.bytes(len(engine.rows), 1))
-        put_back.extend(engine._put_back)
+        preempted.extend(engine._preempted)
 
     tight.between = look
     assert ids(sample(tight, requests)) == expected
-    assert put_back, "the bound was met in the middle of turns"
+    assert preempted, "the bound was met in the middle of turns"
     assert max(most) <= per_token * 32
 
 

@@ -51,10 +51,10 @@ from .slab import (
 SampleJob: TypeAlias = PendingRequest[SampleRequest, Sample]
 
 _STEPS_BETWEEN_JOINS = 4  # reading a context takes about as long as a step
-# Guesses of a row in one pass after the first, and tokens of all rows together. With fewer tokens
-# the time of a pass is that of reading the weights, and guesses are cheap; with more it is that of
-# arithmetic, and wrong guesses delay all.
-_MAX_GUESSES = 10
+_MAX_GUESSES = 10  # of a row in one pass
+# Tokens of all rows in one pass, each row's first and its guesses. With fewer tokens the time of a
+# pass is that of reading the weights, and guesses are cheap; with more it is that of arithmetic, and
+# wrong guesses delay all.
 _MAX_PASS_TOKENS = 64
 
 
@@ -228,7 +228,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         self.updates = 0
         self.stats = dict.fromkeys(("steps", "row_steps", "tokens", "read", "reused"), 0)
         self._ended_conversations: deque[int] = deque()
-        self._put_back: list[_Row] = []  # rows in the middle of a turn that wait to be read again
+        self._preempted: list[_Row] = []  # rows in the middle of a turn that wait to be read again
         self._steps_since_join = _STEPS_BETWEEN_JOINS
 
     def forget(self) -> None:
@@ -239,7 +239,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         """
         self.prefix_cache.clear()
         self.cached_bytes = 0
-        self._put_back += self.rows
+        self._preempted += self.rows
         self.rows = []
         self.slab = Slab()
 
@@ -254,12 +254,12 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
 
     @property
     def active_count(self) -> int:
-        return len(self.rows) + len(self._put_back)
+        return len(self.rows) + len(self._preempted)
 
     def drop(self) -> list[SampleJob]:
-        dropped = [row.job for row in (*self.rows, *self._put_back)]
+        dropped = [row.job for row in (*self.rows, *self._preempted)]
         self.rows = []
-        self._put_back = []
+        self._preempted = []
         return dropped
 
     @contextmanager
@@ -279,7 +279,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             return []
         if self.rows and not self._fits(len(self.rows) + 1, self._width()):
             return []
-        free_rows = self.max_batch_size - len(self.rows) - len(self._put_back)
+        free_rows = self.max_batch_size - len(self.rows) - len(self._preempted)
         return waiting[: max(free_rows, 0)]
 
     def step(self, arrived: list[SampleJob]) -> None:
@@ -295,11 +295,11 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             if self.rows[number].job.cancelled:
                 self._remove_row(number)
 
-        # Let rows join, those that were put back before new ones.
-        joining = [*self._take_put_back(), *map(_Row, arrived)]
+        # Let rows join, the preempted ones before new ones.
+        joining = [*self._readmit_rows(), *map(_Row, arrived)]
         if joining:
             self._join(joining)
-        self._put_back_rows()
+        self._preempt_rows()
 
         if self.rows:
             self._decode(max_guesses=min(_MAX_GUESSES, _MAX_PASS_TOKENS // len(self.rows) - 1))
@@ -391,25 +391,28 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             oldest = self.prefix_cache.pop(next(iter(self.prefix_cache)))
             self.cached_bytes -= bytes_of(oldest.layers)
 
-    def _take_put_back(self) -> list[_Row]:
-        """Return the rows that were put back and fit again; at least one if the batch is empty."""
-        waiting = [row for row in self._put_back if not row.job.cancelled]
-        self._put_back = []
+    def _readmit_rows(self) -> list[_Row]:
+        """Return the preempted rows that fit again; at least one if the batch is empty."""
+        waiting = [row for row in self._preempted if not row.job.cancelled]
+        self._preempted = []
         rows = len(self.rows)
-        # With a margin, so that no row is put back again at once.
+        # With a margin, so that no row is preempted again at once.
         width = self._width() + COLUMN_STEP
         for number, row in enumerate(waiting):
             width = max(width, len(row.context) + COLUMN_STEP)
             if rows and not self._fits(rows + 1, width):
-                self._put_back = waiting[number:]
+                self._preempted = waiting[number:]
                 return waiting[:number]
             rows += 1
         return waiting
 
-    def _put_back_rows(self) -> None:
-        """Put back rows, the last one first, until the next tokens fit into the memory."""
+    def _preempt_rows(self) -> None:
+        """Take rows out of the batch, the last one first, until the next tokens fit into the memory.
+
+        They keep the tokens that they have sampled, and wait to be read again.
+        """
         while len(self.rows) > 1 and not self._fits(len(self.rows), self._width()):
-            self._put_back.append(self.rows.pop())
+            self._preempted.append(self.rows.pop())
 
     def _fits(self, rows: int, width: int) -> bool:
         """Return whether a slab of this size stays within its memory limit."""

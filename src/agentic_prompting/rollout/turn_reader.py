@@ -130,17 +130,17 @@ def split_turn(text: str, call_tags: Sequence[str] = ("tool_call",)) -> TurnText
     if thought is not None and reader.is_cut:
         return TurnText(thought, True, "", (), "")
 
-    # Walk over the tags behind the thought. The pieces between calls and thoughts become `outside`.
-    visible_start = piece_start = reader.position
+    # Walk over the tags after the thought. The pieces between calls and thoughts become `outside`.
+    visible_start = piece_start = reader.offset
     calls: list[CallText] = []
     pieces: list[str] = []
     tags = reader.tags
-    index = reader.index
-    while index < len(tags):
-        tag = tags[index]
+    tag_index = reader.tag_index
+    while tag_index < len(tags):
+        tag = tags[tag_index]
         closing = None
         if tag.name in call_tags:
-            closing = reader.find_end_of_call(index, ignore_drafts=thought is None)
+            closing = reader.find_end_of_call(tag_index, ignore_drafts=thought is None)
             if closing is not None:
                 body = text[tag.end : tags[closing].start].strip()
                 calls.append(
@@ -148,21 +148,21 @@ def split_turn(text: str, call_tags: Sequence[str] = ("tool_call",)) -> TurnText
                 )
         elif tag.name == "think":
             # A further thought. Without an end it is text: an answer may speak of the tag.
-            closing = reader.find_end_of_thought(index)
+            closing = reader.find_end_of_thought(tag_index)
         elif tag.name == "/think" and thought is None:
-            # The chat template opened the thought, so that everything in front belongs to it.
+            # The chat template opened the thought, so everything in front belongs to it.
             thought = text[: tag.start].strip()
             calls = []
             pieces = []
             visible_start = piece_start = tag.end
 
-        # A tag without a partner is text. Behind a pair, go on after its closing tag.
+        # A tag without a partner is text. After a pair, go on after its closing tag.
         if closing is None:
-            index += 1
+            tag_index += 1
         else:
             pieces.append(text[piece_start : tag.start])
             piece_start = tags[closing].end
-            index = closing + 1
+            tag_index = closing + 1
     pieces.append(text[piece_start:])
     return TurnText(thought, False, text[visible_start:], tuple(calls), "".join(pieces))
 
@@ -170,14 +170,16 @@ def split_turn(text: str, call_tags: Sequence[str] = ("tool_call",)) -> TurnText
 class _TurnReader:
     """The tags of a turn, and which of them belong together.
 
+    A tag is named by its index in `tags`, a place in the text by its offset.
+
     Args:
         text (`str`): The turn.
         call_tags (`tuple[str, ...]`): As in [`split_turn`].
 
     Attributes:
         tags (`list[_Tag]`): All tags, in order.
-        position (`int`): Where the text behind the leading thoughts begins.
-        index (`int`): Number of the first tag behind them.
+        offset (`int`): Where the text after the leading thoughts begins.
+        tag_index (`int`): The first tag after them.
         is_cut (`bool`): The last of them has no end.
     """
 
@@ -185,87 +187,86 @@ class _TurnReader:
         self.text = text
         self.call_tags = call_tags
         self.tags = _find_tags(text, call_tags)
-        self.position = 0
-        self.index = 0
+        self.offset = 0
+        self.tag_index = 0
         self.is_cut = False
-        # For each tag name: at each index, the number of the next such tag. Filled by `find_next`.
+        # For each tag name: for each tag, the next one of that name. Filled by `find_next`.
         self._next: dict[str, list[int]] = {}
-        # The number of the tag that begins at an index of the text.
-        self._number_at = {tag.start: number for number, tag in enumerate(self.tags)}
+        # The tag that begins at an offset.
+        self._tag_index_at = {tag.start: tag_index for tag_index, tag in enumerate(self.tags)}
         self._end_of_xml_call = self._match_xml_calls()
         self._partners = _match_brackets(self.tags, "think")
 
     def read_leading_thoughts(self) -> str | None:
         """Read the thoughts at the start of the turn, usually one; `None` if there is none."""
         thoughts = []
-        while self.index < len(self.tags):
-            tag = self.tags[self.index]
-            if tag.name != "think" or not self._is_blank(self.position, tag.start):
+        while self.tag_index < len(self.tags):
+            tag = self.tags[self.tag_index]
+            if tag.name != "think" or not self._is_blank(self.offset, tag.start):
                 break
-            closing = self.find_end_of_thought(self.index)
+            closing = self.find_end_of_thought(self.tag_index)
             # Without an end the rest of the turn is the thought.
             if closing is None:
                 self.is_cut = True
                 thoughts.append(self.text[tag.end :].strip())
                 break
 
-            # Go on behind the thought: another one may follow.
+            # Go on after the thought: another one may follow.
             thoughts.append(self.text[tag.end : self.tags[closing].start].strip())
-            self.position = self.tags[closing].end
-            self.index = closing + 1
+            self.offset = self.tags[closing].end
+            self.tag_index = closing + 1
         return "\n\n".join(thoughts) if thoughts else None
 
-    def find_next(self, tag_name: str, index: int) -> int | None:
-        """Return the number of the first tag of this name at or behind `index`."""
+    def find_next(self, tag_name: str, tag_index: int) -> int | None:
+        """Return the index of the first tag of this name at or after `tag_index`."""
         if tag_name not in self._next:
-            # From the end, so that all positions take linear time.
-            numbers = [len(self.tags)] * (len(self.tags) + 1)
-            for number in reversed(range(len(self.tags))):
-                is_match = self.tags[number].name == tag_name
-                numbers[number] = number if is_match else numbers[number + 1]
-            self._next[tag_name] = numbers
-        number = self._next[tag_name][index]
-        return None if number == len(self.tags) else number
+            # From the end, so that all tags take linear time.
+            next_indices = [len(self.tags)] * (len(self.tags) + 1)
+            for index in reversed(range(len(self.tags))):
+                is_match = self.tags[index].name == tag_name
+                next_indices[index] = index if is_match else next_indices[index + 1]
+            self._next[tag_name] = next_indices
+        next_index = self._next[tag_name][tag_index]
+        return None if next_index == len(self.tags) else next_index
 
-    def find_end_of_thought(self, index: int) -> int | None:
-        """Return the number of the tag that ends the thought of tag `index`; `None` without an end.
+    def find_end_of_thought(self, tag_index: int) -> int | None:
+        """Return the index of the tag that ends the thought of a tag; `None` without an end.
 
         A pair of tags in the thought is a mention of them, unless a call follows: its arguments may
         hold such tags too.
         """
-        closing = self.find_next("/think", index + 1)
-        partner = self._partners.get(index)
+        closing = self.find_next("/think", tag_index + 1)
+        partner = self._partners.get(tag_index)
         # Without a matching tag the first closing tag is the end, if there is one.
         if closing is None or partner is None:
             return closing
         # Look for a call between the first closing tag and the matching one.
         next_calls = [self.find_next(call_tag, closing) for call_tag in self.call_tags]
-        has_call = any(number is not None and number < partner for number in next_calls)
+        has_call = any(next_call is not None and next_call < partner for next_call in next_calls)
         return closing if has_call else partner
 
-    def find_end_of_call(self, index: int, ignore_drafts: bool) -> int | None:
-        """Return the number of the tag that closes the call of tag `index`.
+    def find_end_of_call(self, tag_index: int, ignore_drafts: bool) -> int | None:
+        """Return the index of the tag that closes the call of a tag; `None` if it is no call.
 
         Args:
-            index (`int`): Number of the opening tag.
-            ignore_drafts (`bool`): The turn may be in a thought that the chat template opened. A
-                call around the `</think>` that ends it is then none, unless that is in its
-                arguments.
+            tag_index (`int`): The opening tag.
+            ignore_drafts (`bool`): Ignore a call that spans the closing `</think>`: it was a draft,
+                in a thought that the chat template opened. Not if the tag is in its arguments.
         """
-        closing_name = f"/{self.tags[index].name}"
-        first_closing = self.find_next(closing_name, index + 1)
+        closing_name = f"/{self.tags[tag_index].name}"
+        first_closing = self.find_next(closing_name, tag_index + 1)
         if first_closing is None:
             return None
         # Calls in the XML form have been matched already.
-        if index in self._end_of_xml_call:
-            return self._end_of_xml_call[index]
+        if tag_index in self._end_of_xml_call:
+            return self._end_of_xml_call[tag_index]
 
         # JSON ends at a closing tag that is in none of its strings.
-        opening = self.tags[index]
+        opening = self.tags[tag_index]
         body = _NOT_SPACE.search(self.text, opening.end)
         if body is not None and body[0] == "{":
             end = _find_end_of_json(self.text, body.start())
-            closing = self._number_at.get(end)
+            closing = self._tag_index_at.get(end)
             if closing == first_closing:
                 return closing
             # A later closing tag ends the call only if all of the text in front of it is JSON.
@@ -274,14 +275,14 @@ class _TurnReader:
                 return closing
 
         # Neither form: the call ends at the first closing tag, whatever is in front of it.
-        end_of_thought = self.find_next("/think", index + 1)
-        # The thought ends inside of the call, so that the call was only a draft.
+        end_of_thought = self.find_next("/think", tag_index + 1)
+        # The thought ends inside of the call, which was only a draft then.
         if ignore_drafts and end_of_thought is not None and end_of_thought < first_closing:
             return None
         return first_closing
 
     def _match_xml_calls(self) -> dict[int, int]:
-        """Return the number of the closing tag of each call in the XML form, by its opening tag's.
+        """Return the index of the closing tag of each call in the XML form, by its opening tag's.
 
         They are matched like brackets, because the value of a parameter may quote whole calls. A
         lone closing tag in a value does not count: no parameter ends in front of it.
@@ -289,30 +290,30 @@ class _TurnReader:
         # Opening tags wait on a stack for their closing tags.
         matches: dict[int, int] = {}
         unmatched: list[int] = []
-        for number, tag in enumerate(self.tags):
-            if tag.name in self.call_tags and self._is_followed_by(number, "function"):
-                unmatched.append(number)
+        for tag_index, tag in enumerate(self.tags):
+            if tag.name in self.call_tags and self._is_followed_by(tag_index, "function"):
+                unmatched.append(tag_index)
             elif (
                 unmatched
                 and tag.name == f"/{self.tags[unmatched[-1]].name}"
-                and self._ends_xml_call(number)
+                and self._ends_xml_call(tag_index)
             ):
-                matches[unmatched.pop()] = number
+                matches[unmatched.pop()] = tag_index
         return matches
 
-    def _ends_xml_call(self, number: int) -> bool:
+    def _ends_xml_call(self, tag_index: int) -> bool:
         # The end of a call: `</parameter>` or `<function=f>`, then `</function>`, then this tag.
-        ends_function = number >= 2 and self._is_followed_by(number - 2, "/function")
-        last = self.tags[number - 2].name if ends_function else ""
+        ends_function = tag_index >= 2 and self._is_followed_by(tag_index - 2, "/function")
+        last = self.tags[tag_index - 2].name if ends_function else ""
         return last in ("/parameter", "function") and self._is_followed_by(
-            number - 1, self.tags[number].name
+            tag_index - 1, self.tags[tag_index].name
         )
 
-    def _is_followed_by(self, number: int, tag_name: str) -> bool:
+    def _is_followed_by(self, tag_index: int, tag_name: str) -> bool:
         """Return whether the next tag has this name, with at most white space in between."""
-        if number + 1 >= len(self.tags) or self.tags[number + 1].name != tag_name:
+        if tag_index + 1 >= len(self.tags) or self.tags[tag_index + 1].name != tag_name:
             return False
-        return self._is_blank(self.tags[number].end, self.tags[number + 1].start)
+        return self._is_blank(self.tags[tag_index].end, self.tags[tag_index + 1].start)
 
     def _is_blank(self, start: int, end: int) -> bool:
         return _NOT_SPACE.search(self.text, start, end) is None
@@ -338,19 +339,19 @@ def _find_tags(text: str, call_tags: tuple[str, ...]) -> list[_Tag]:
 
 
 def _match_brackets(tags: Sequence[_Tag], tag_name: str) -> dict[int, int]:
-    """Return the number of the closing tag of each opening tag of a name, as brackets match."""
+    """Return the index of the closing tag of each opening tag of a name, as brackets match."""
     partners: dict[int, int] = {}
     unmatched: list[int] = []
-    for number, tag in enumerate(tags):
+    for tag_index, tag in enumerate(tags):
         if tag.name == tag_name:
-            unmatched.append(number)
+            unmatched.append(tag_index)
         elif tag.name == f"/{tag_name}" and unmatched:
-            partners[unmatched.pop()] = number
+            partners[unmatched.pop()] = tag_index
     return partners
 
 
 def _find_end_of_json(text: str, start: int) -> int:
-    """Return the index of the first `<` behind `start` that is outside of JSON strings.
+    """Return the offset of the first `<` after `start` that is outside of JSON strings.
 
     It is -1 if there is none, or if this is not JSON.
     """
@@ -365,7 +366,7 @@ def _find_end_of_json(text: str, start: int) -> int:
         if match[0] == '"':
             in_string = not in_string
         elif in_string:
-            position += 1  # the character behind a backslash
+            position += 1  # the character after a backslash
         else:
             return match.start() if match[0] == "<" else -1
 

@@ -1,4 +1,4 @@
-"""The trainers. The only room that imports trl."""
+"""The trainers. The only folder that imports trl."""
 
 from .checkpointing.interrupts import TrainingInterrupted, checkpoint_on_interrupt
 from .checkpointing.stop_training import TrainingStopped

@@ -1,7 +1,7 @@
 """The places where TRL, transformers, DeepSpeed and PyTorch have no seam, and are patched.
 
 Each function here replaces one thing, and restores it if it is a context manager. Its docstring
-says why no argument and no override does the same. No other file of this room patches anything.
+says why no argument and no override does the same. No other file of this folder patches anything.
 """
 
 from __future__ import annotations

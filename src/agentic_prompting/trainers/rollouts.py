@@ -63,9 +63,9 @@ class BatchPosition:
         seed (`int`): The run's seed.
         mode (`str`): `train` or `eval`.
         step (`int`): Number of weight updates before the batch.
-        index_in_step (`int`, *optional*, defaults to `0`): In training, the micro-batch within
-            the step at which the batch is generated. In evaluation, the index of the batch within
-            the evaluation.
+        index_in_step (`int`, *optional*, defaults to `0`): Distinguishes the batches of a step. In
+            training, the micro-batch within the step at which the batch is generated. In
+            evaluation, which has no steps, the index of the batch within the evaluation.
         batch_index (`int`, *optional*, defaults to `0`): Number of training batches generated
             before.
         batch_count (`int`, *optional*, defaults to `0`): Number of training batches in the whole
@@ -117,7 +117,10 @@ class BatchPosition:
 
 
 class Prompts(Protocol):
-    """Renders the prompts of a batch. E-SPL has its own class, which chooses system prompts."""
+    """Renders rows as prompts, and holds none itself.
+
+    E-SPL has its own class, which chooses system prompts.
+    """
 
     @property
     def rollouts_per_row(self) -> int:

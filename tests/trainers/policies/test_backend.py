@@ -12,7 +12,7 @@ from agentic_prompting.llm.loop import start
 from agentic_prompting.local import Sampling
 from agentic_prompting.rollout import Sample, SampleRequest, run_with_engine
 from agentic_prompting.trainers.policies import PeerFailed
-from agentic_prompting.trainers.policies.backend import GatheredPolicy
+from agentic_prompting.trainers.policies.backend import GatheredWeights
 from agentic_prompting.trainers.policies.batch_samplers import (
     CollectivePolicy,
     ContinuousBatchingSampler,
@@ -186,7 +186,7 @@ def test_fsdp_of_the_first_version_is_refused(tiny_policy, rows, tmp_path):
     state = SimpleNamespace(fsdp_plugin=SimpleNamespace(fsdp_version=1))
     first_version = SimpleNamespace(accelerator=SimpleNamespace(state=state))
     with pytest.raises(ValueError, match="fsdp_version: 2"):
-        GatheredPolicy(first_version)
+        GatheredWeights(first_version)
 
 
 def test_how_the_server_is_called_is_checked(tmp_path):

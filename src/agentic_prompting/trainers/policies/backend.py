@@ -1,7 +1,7 @@
 """Chooses the policy over a TRL trainer's generation back end.
 
 Rollouts end at different times on different processes. If each process samples by itself (from
-weights in its memory, or from a server) the processes need no coordination. [`GatheredPolicy`]
+weights in its memory, or from a server) the processes need no coordination. [`GatheredWeights`]
 gathers sharded weights once for a batch, so that they need none in between. If sampling is a
 collective, [`CollectivePolicy`] keeps them at equal numbers of calls.
 """
@@ -126,7 +126,7 @@ def _server_backend(trainer: GRPOTrainer) -> Backend:
 
 
 def _transformers_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Backend:
-    gathered = GatheredPolicy(trainer)
+    gathered = GatheredWeights(trainer)
     if trainer.args.use_transformers_continuous_batching:
         sampler = ContinuousBatchingSampler(trainer, gathered.model)
         return Backend(BatchEngine(sampler, on_callers_thread=True), gathered.hold)
@@ -157,8 +157,8 @@ def _transformers_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Ba
     return Backend(policy, session)
 
 
-class GatheredPolicy:
-    """A trainer's policy for engines, gathered once for a whole batch of rollouts.
+class GatheredWeights:
+    """A trainer's model with its sharded weights gathered once for a whole batch of rollouts.
 
     ZeRO-3 and FSDP2 keep a shard per process and gather the rest where it is needed: a collective,
     in which all processes must take part. Rollouts differ in length, so processes differ in how
@@ -198,7 +198,7 @@ class GatheredPolicy:
 
     @contextmanager
     def model(self) -> Iterator[PreTrainedModel]:
-        """Yield the policy that [`GatheredPolicy.hold`] has gathered.
+        """Yield the policy that [`GatheredWeights.hold`] has gathered.
 
         Without it the policy is gathered for this use, by all processes together. It runs under the
         autocast in which the trainer computes log-probabilities. PyTorch keeps the weights that it

@@ -13,7 +13,13 @@ import types
 import pytest
 
 from agentic_prompting.llm import ScriptedChat, complete, gather, loop as loop_module, run, start
-from agentic_prompting.llm.guard import Escaped, call_guarded, contained, describe, guarded
+from agentic_prompting.llm.guard import (
+    Escaped,
+    call_guarded,
+    describe,
+    guard_function,
+    to_ordinary_exception,
+)
 from agentic_prompting.llm.loop import LoopEnded, in_parallel, loop_error
 from agentic_prompting.rollout import (
     BatchEngine,
@@ -55,7 +61,7 @@ class Mute(Exception):
         (ValueError("a" * 300), "ValueError: " + "a" * 200),
         (KeyError(), "KeyError"),
         (SystemExit(3), "SystemExit: 3"),
-        (contained(SystemExit(3)), "SystemExit: 3"),
+        (to_ordinary_exception(SystemExit(3)), "SystemExit: 3"),
         (Mute(), "Mute: (its text cannot be shown: SystemExit)"),
     ],
 )
@@ -80,7 +86,7 @@ def test_exception_without_a_text_is_survived_everywhere():
 
 
 def test_ordinary_exceptions_pass_as_they_are():
-    assert contained(error := ValueError("x")) is error
+    assert to_ordinary_exception(error := ValueError("x")) is error
     with pytest.raises(KeyError):
         run(call_guarded({}.__getitem__, "x"))
 
@@ -141,7 +147,7 @@ def test_ctrl_c_on_the_main_thread_passes():
         time.sleep(5)
 
     with pytest.raises(KeyboardInterrupt):
-        guarded(interrupted, lambda error: "swallowed")()
+        guard_function(interrupted, lambda error: "swallowed")()
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -153,11 +159,11 @@ def test_a_guarded_function(kind, is_async):
         assert kind.__name__ in describe(error)
         return [None] * len(columns["completions"])
 
-    reward = guarded(raising(kind, is_async), failed)
+    reward = guard_function(raising(kind, is_async), failed)
     assert asyncio.iscoroutinefunction(reward) == is_async and reward.__name__ == "look"
     given = reward(prompts=["p", "p"], completions=["a", "b"])
     assert (asyncio.run(given) if is_async else given) == [None, None]
-    unmapped = guarded(raising(kind, is_async))
+    unmapped = guard_function(raising(kind, is_async))
     with pytest.raises(Escaped, match=kind.__name__):
         given = unmapped(completions=[])
         asyncio.run(given)
@@ -168,7 +174,7 @@ def test_a_guarded_object_keeps_its_name_and_result():
         def __call__(self, completions):
             return [float(len(completion)) for completion in completions]
 
-    reward = guarded(Length())
+    reward = guard_function(Length())
     assert reward.__name__ == "Length" and reward(completions=["abc"]) == [3.0]
 
 

@@ -15,7 +15,7 @@ from agentic_prompting import Environment, OpenAIChat
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.interop.tools import ToolEnvironment
 from agentic_prompting.llm import RoutedChat, ScriptedChat, TimedOut, run, start
-from agentic_prompting.llm.guard import guarded, wait_for
+from agentic_prompting.llm.guard import guard_function, wait_for
 from agentic_prompting.llm.threads import DaemonThreads
 from agentic_prompting.rollout import (
     RESET_ERROR,
@@ -280,7 +280,7 @@ def test_a_hung_reward_is_named(warnings):
         time.sleep(2)
         return [1.0 for _ in completions]
 
-    assert guarded(slow_reward, kind="reward function")(completions=["a"]) == [1.0]
+    assert guard_function(slow_reward, kind="reward function")(completions=["a"]) == [1.0]
     assert "reward function" in warnings("slow_reward")[0]
 
 

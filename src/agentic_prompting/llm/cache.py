@@ -249,7 +249,7 @@ class ReplayCache(SharedFile):
             except sqlite3.OperationalError:
                 raise  # locked, or no space: the other rows would fail too
             except sqlite3.Error as error:
-                # This row cannot be written: go on with the others, and report it behind them.
+                # This row cannot be written: go on with the others, and report it after them.
                 row_error = error
         if row_error is not None:
             raise row_error

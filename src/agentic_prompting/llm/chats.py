@@ -371,7 +371,7 @@ class RoutedChat:
         if question is None:
             question = request
 
-        # Without a session the question identifies the call, so that a weighted draw repeats.
+        # Without a session the question identifies the call, so a weighted draw repeats.
         if session is None:
             return self._draw(question, request, question)
 

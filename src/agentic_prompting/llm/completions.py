@@ -74,7 +74,7 @@ def read_completion(
             BadReply(f"the endpoint's answer is not a chat completion: {_quote(body)}")
         )
 
-    # An unusable answer is paid for, too, so that its tokens are read first.
+    # An unusable answer is paid for, too, so its tokens are read first.
     counts = read_token_counts(data, estimate_prompt)
     error = error_from_body(data, model)
     if error is not None:

@@ -46,11 +46,11 @@ _MAX_THREADS = 256  # for plain functions (environments above all); started as t
 _MAX_LENGTH = 200  # of an exception's text
 _call_depth = contextvars.ContextVar("depth", default=0)
 
-# A call that takes long, in seconds.
-_FIRST_WARNING = 30.0  # the next warning follows after twice as long, and so on
-_TICK = 1.0  # between two looks at the calls
-_BLOCKED = 5.0  # without a sign of life after which an event loop counts as blocked
-_GRACE = 5.0  # that a cancelled step has for its clean-up
+# Calls that take long.
+_FIRST_WARNING = 30.0  # seconds of a call; the next warning follows after twice as long, and so on
+_TICK = 1.0  # seconds between two looks at the calls
+_BLOCKED = 5.0  # seconds of silence after which an event loop counts as blocked
+_GRACE = 5.0  # seconds that a cancelled step has for its clean-up
 
 # Where the code of this package and of installed libraries lies.
 _PACKAGE_FOLDER = str(Path(__file__).parents[1])
@@ -76,7 +76,7 @@ class Escaped(RuntimeError):
         return describe(self.original)
 
 
-def contained(error: BaseException) -> Exception:
+def to_ordinary_exception(error: BaseException) -> Exception:
     """Return `error` if it is an ordinary exception, else an [`Escaped`] around it."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
@@ -229,7 +229,7 @@ def call_guarded_now(function: Callable[..., T], /, *args: object, **kwargs: obj
     return result
 
 
-def guarded(
+def guard_function(
     function: F,
     on_failure: Callable[..., Any] | None = None,
     on_return: Callable[..., Any] | None = None,
@@ -256,7 +256,7 @@ def guarded(
     def reward(completions, **columns):
         exit()
 
-    safe = guarded(reward, lambda error, completions, **columns: [None] * len(completions))
+    safe = guard_function(reward, lambda error, completions, **columns: [None] * len(completions))
     assert safe(completions=["a", "b"]) == [None, None]
     ```
     """
@@ -306,7 +306,7 @@ def is_async(function: object) -> bool:
     )
 
 
-async def contain(coroutine: Coroutine[Any, Any, T]) -> T:
+async def await_contained(coroutine: Coroutine[Any, Any, T]) -> T:
     """Await a coroutine, and raise an [`Escaped`] for an exception that would end the event loop.
 
     The second line of defence, around every task on the background loop: for user code without a
@@ -328,7 +328,7 @@ def _unwrap(value: object, error: BaseException | None) -> Any:
     if error is None:
         return value
     try:
-        raise contained(error)
+        raise to_ordinary_exception(error)
     finally:
         del error  # its traceback holds this frame
 
@@ -538,7 +538,7 @@ async def wait_for(work: Coroutine[Any, Any, T], name: str, limit: float | None 
     call = _PendingCall(name, advice, start=time.monotonic(), task=task)
     with _monitor_of(os.getpid()).watching(call):
         try:
-            # Without a cancellation, which the task may catch, so that it would never return.
+            # Without a cancellation: the task may catch it, and would then never return.
             await asyncio.wait({task}, timeout=limit)
         except asyncio.CancelledError:
             abandon(task)

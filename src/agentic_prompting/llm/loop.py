@@ -25,7 +25,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
-from .guard import contain, describe
+from .guard import await_contained, describe
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         task = asyncio.current_task()
         assert task is not None
         tasks.append(task)
-        return await contain(coroutine)
+        return await await_contained(coroutine)
 
     def cancel_tasks() -> None:
         for task in tasks:
@@ -99,7 +99,7 @@ def start(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
             error.
         `RuntimeError`: The interpreter is shutting down.
     """
-    return _schedule(contain(coroutine), coroutine)
+    return _schedule(await_contained(coroutine), coroutine)
 
 
 def _schedule(outer: Coroutine[Any, Any, T], inner: Coroutine[Any, Any, Any]) -> Future[T]:
@@ -166,7 +166,7 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
     The first that fails cancels the others, and its exception is raised.
     """
-    tasks = [asyncio.create_task(contain(coroutine)) for coroutine in coroutines]
+    tasks = [asyncio.create_task(await_contained(coroutine)) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
     finally:

@@ -136,7 +136,7 @@ class Call:
 
     @property
     def is_continued(self) -> bool:
-        """Whether a client has sent its reply back, so that it must have received it."""
+        """Whether a client has sent its reply back, so it must have received it."""
         return bool(self.children) or self._pending_children > 0
 
     @contextmanager

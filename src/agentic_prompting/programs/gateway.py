@@ -437,7 +437,7 @@ async def _send_reply(
     """Get the reply to a call, or a large LLM's reply if `call` is None, and send it.
 
     Raises:
-        [`Refusal`]: There is none, and nothing has been sent.
+        [`Refusal`]: There is no reply, and nothing has been sent.
         `ConnectionError`: The client has hung up.
     """
     # Send the headers of a stream at once. Some clients hang up if they wait for these, others if

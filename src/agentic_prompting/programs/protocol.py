@@ -2,7 +2,7 @@
 
 A [`Dialect`] (one file each in `dialects/`) reads the body of a request
 into a [`CompletionRequest`] and writes a [`Completion`], as one JSON body or as server-sent events.
-The code behind it does not know which dialect a client speaks.
+The rest of the code does not know which dialect a client speaks.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A call that starts a token sequence has its whole conversation rendered. A call that continues an
 earlier reply keeps the ids of that reply, and only what follows it is rendered: the end of the
-reply's turn and the new messages, together the *seam*. A seam is rendered behind a short
+reply's turn and the new messages, together the *seam*. A seam is rendered after a short
 placeholder conversation that contains the reply's own tool calls, because some templates write
 results into the same turn, or take the tool's name from the call.
 
@@ -151,7 +151,7 @@ class Renderer:
             tools (`Sequence[dict]`): The tools of the request.
 
         Returns:
-            `list[int]`: `None` if the template writes them in another way than behind the reply.
+            `list[int]`: `None` if the template writes them in another way than after the reply.
         """
         # Render the seam, unless the template is known to write this type differently.
         roles = tuple(dict.fromkeys(message.role for message in new_messages))
@@ -198,7 +198,7 @@ class Renderer:
     def _render_seam(
         self, reply: ChatMessage, new_messages: Sequence[ChatMessage], tools: Sequence[Any]
     ) -> Seam | None:
-        """Return what the template writes behind a reply; `None` if it changes the reply.
+        """Return what the template writes after a reply; `None` if it changes the reply.
 
         Raises:
             [`Refusal`]: The template cannot render them.
@@ -332,7 +332,7 @@ class Renderer:
         return converted_messages
 
     def _to_arguments(self, text: str) -> Any:
-        """Return arguments as the template takes them: an object, also where the policy wrote
+        """Return arguments as the template takes them: an object, even if the policy wrote
         something else.
         """
         try:

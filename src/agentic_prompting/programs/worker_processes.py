@@ -4,7 +4,7 @@ An agent that computes, or whose client costs much processor time, would otherwi
 trainer's interpreter. The agent is sent by the name of its module and function, so a worker imports
 only that module: neither torch nor the script that trains. It plays many episodes at once, `async`
 ones on its event loop and plain ones in threads, and calls the gateway as any program does. It ends
-when its pipe is closed, also if the trainer was killed.
+when its pipe is closed, even if the trainer was killed.
 """
 
 from __future__ import annotations

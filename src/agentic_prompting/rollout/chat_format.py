@@ -121,7 +121,7 @@ class PlainText:
 
     def plain_ids(self, text: str) -> list[int]:
         """Tokenise `text` such that no added token comes out, even where its text occurs."""
-        # Cut each added token's text behind its first character.
+        # Cut each added token's text after its first character.
         cuts = [match.start() + 1 for match in self._any_token.finditer(text)]
         ids: list[int] = []
         for begin, end in pairwise([0, *cuts, len(text)]):
@@ -273,7 +273,7 @@ class TextFormat:
         self.environments: dict[str, TextFormat] = {}
         self._text = PlainText(tokenizer, trusted_texts)
 
-        # The ids in front of each observation and behind it.
+        # The ids before each observation and after it.
         opening, closing = self.grammar.frame
         self._before_reply = self._text.encode(f"\n{opening}")
         self._after_reply = self._text.encode(f"{closing}\n")
@@ -532,7 +532,7 @@ class ChatFormat(TextFormat):
 
     def _ends_every_message(self, before_reply: str, after_reply: str) -> bool:
         """Return whether the same added token ends the agent's and the user's message."""
-        # The first token behind each of the two messages.
+        # The first token after each of the two messages.
         agent_end = self._text.encode(before_reply)[:1]
         user_end = self._text.encode(after_reply)[:1]
         added = set(self.tokenizer.get_added_vocab().values())

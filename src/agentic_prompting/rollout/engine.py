@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
-from ..llm.guard import contained
+from ..llm.guard import to_ordinary_exception
 from ..llm.loop import end, gather, start
 from .chat_format import TextFormat
 from .environment import Environment, as_environment
@@ -283,7 +283,7 @@ def _deliver(future: asyncio.Future[T], result: T | BaseException) -> None:
     if future.done():
         return
     if isinstance(result, BaseException):
-        future.set_exception(contained(result))
+        future.set_exception(to_ordinary_exception(result))
     else:
         future.set_result(result)
 
@@ -295,7 +295,7 @@ def _settle(loop: asyncio.AbstractEventLoop) -> None:
     """
     has_settled = threading.Event()
     try:
-        # The event is set one round of the loop later, behind everything that is ready now.
+        # The event is set one round of the loop later, after everything that is ready now.
         loop.call_soon_threadsafe(loop.call_soon, has_settled.set)
     except RuntimeError:
         # The loop is closed.

@@ -155,7 +155,7 @@ class FreeText:
     def parse(self, text: str) -> Turn:
         thought, visible = split_thoughts(text)
         answer = visible.strip()
-        # A thought with nothing behind it was cut off.
+        # A thought with nothing after it was cut off.
         was_cut_off = bool(thought) and not answer
         return Turn(text, "answer", not was_cut_off, thought=thought or None, answer=answer)
 
@@ -274,7 +274,7 @@ def _split_elements(text: str, grammar: TagGrammar) -> _TurnElements:
     """Split a turn at its tags, up to the first structural problem."""
     before, *parts = grammar.any_tag.split(text)
     elements = _TurnElements(outside=before)
-    # After each tag: its slash, its name, and the text behind it.
+    # After each tag: its slash, its name, and the text after it.
     tags = list(zip(parts[::3], parts[1::3], parts[2::3], strict=True))
     for (slash, name, content), closing in zip_longest(tags[::2], tags[1::2]):
         # Tags come in pairs: an opening tag, and then the closing tag of the same name.

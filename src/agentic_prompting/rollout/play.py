@@ -51,7 +51,7 @@ async def play(
     Raises:
         `Exception`: Any error of the policy. An error of the environment fails this rollout only.
     """
-    # The environment's `reset` failed, so that the episode cannot start.
+    # The environment's `reset` failed, so the episode cannot start.
     reset_error = rollout.row.get(RESET_ERROR)
     if reset_error is not None:
         return rollout.fail(Observation(error=reset_error))

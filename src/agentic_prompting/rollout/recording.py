@@ -574,7 +574,7 @@ def _decompress_member(file: BinaryIO, data: bytes) -> tuple[bytes | None, bytes
             pieces.clear()
         else:
             pieces.append(piece)
-        # Either the bytes behind the member, or those that are not decompressed yet.
+        # Either the bytes after the member, or those that are not decompressed yet.
         data = member.unused_data if member.eof else member.unconsumed_tail
         if not data:
             data = file.read(_CHUNK)

@@ -5,7 +5,7 @@ is `<tool_call>` around JSON, `{"name": ..., "arguments": {...}}`, or around the
 `<function=name>` with `<parameter=key>` in it.
 
 Arguments may quote these tags: an agent that edits a file writes whatever the file holds. A tag in
-a JSON string or in the value of a parameter is therefore text, and the call goes on behind it.
+a JSON string or in the value of a parameter is therefore text, and the call goes on after it.
 
 A model wrote the text, so every function here takes time linear in its length and never raises.
 """
@@ -37,8 +37,8 @@ class CallText:
 
     Args:
         body (`str`): The text between the tags, stripped.
-        start (`int`): Index in the `visible` text of [`TurnText`] where its opening tag begins.
-        end (`int`): Index behind its closing tag.
+        start (`int`): Offset in the `visible` text of [`TurnText`] where its opening tag begins.
+        end (`int`): Offset after its closing tag.
     """
 
     body: str
@@ -54,7 +54,7 @@ class TurnText:
         thought (`str`, *optional*): The thought in front, stripped and without its tags; `None` if
             there is none.
         is_cut (`bool`): The thought has no end: all of the turn belongs to it.
-        visible (`str`): The text behind the thought, as written.
+        visible (`str`): The text after the thought, as written.
         calls (`tuple[CallText, ...]`): The tool calls in it. Calls in a thought do not count.
         outside (`str`): The visible text without the calls and without further thoughts.
     """
@@ -477,11 +477,11 @@ def _decode_object(text: str) -> Any:
 
 def _find_name(body: str) -> str:
     """Return the name in a call that is not JSON; empty if there is none."""
-    # The name is the text in quotes behind `"name":`.
-    behind = body.partition('"name"')[2].lstrip()
-    quote, _, rest = behind.removeprefix(":").lstrip().partition('"')
+    # The name is the text in quotes after `"name":`.
+    rest_of_body = body.partition('"name"')[2].lstrip()
+    quote, _, rest = rest_of_body.removeprefix(":").lstrip().partition('"')
     name, closed, _ = rest.partition('"')
-    return name if behind.startswith(":") and not quote and closed else ""
+    return name if rest_of_body.startswith(":") and not quote and closed else ""
 
 
 def _find_arguments(body: str) -> str:
@@ -507,23 +507,23 @@ def _read_xml_call(body: str, tools: Iterable[Any]) -> FunctionCall:
     arguments: dict[str, Any] = {}
     types_by_label: dict[str, set[str]] = {}
     ends = _match_parameters(body, tags)
-    index = 0
-    while index < len(tags):
-        tag = tags[index]
-        end = ends.get(index) if tag.name == "parameter" else None
+    tag_index = 0
+    while tag_index < len(tags):
+        tag = tags[tag_index]
+        end = ends.get(tag_index) if tag.name == "parameter" else None
         if end is not None:
             value = body[tag.end : tags[end].start].removeprefix("\n").removesuffix("\n")
             if tag.label not in types_by_label:
                 types_by_label[tag.label] = accepted_types(properties.get(tag.label), schema)
             arguments[tag.label] = _read_value(value, types_by_label[tag.label])
-            # Tags in a value are text, so go on behind it.
-            index = end
-        index += 1
+            # Tags in a value are text, so go on after it.
+            tag_index = end
+        tag_index += 1
     return FunctionCall(name, arguments)
 
 
 def _match_parameters(body: str, tags: Sequence[_Tag]) -> dict[int, int]:
-    """Return the number of the closing tag of each parameter, by its opening tag's.
+    """Return the index of the closing tag of each parameter, by its opening tag's.
 
     A closing tag in a value is text. The real one is followed by another parameter or the end of
     the call. Of those, the one that matches like a bracket is preferred, because a value may quote
@@ -536,29 +536,29 @@ def _match_parameters(body: str, tags: Sequence[_Tag]) -> dict[int, int]:
     next_closing: int | None = None
     next_end: int | None = None
     followed_by_end: set[int] = set()
-    for number in reversed(range(len(tags))):
-        tag = tags[number]
+    for tag_index in reversed(range(len(tags))):
+        tag = tags[tag_index]
         if tag.name == "/parameter":
-            next_closing = number
-            if _ends_value(body, tags, number):
-                next_end = number
-                followed_by_end.add(number)
+            next_closing = tag_index
+            if _ends_value(body, tags, tag_index):
+                next_end = tag_index
+                followed_by_end.add(tag_index)
         elif tag.name == "parameter":
-            bracket = brackets.get(number)
+            bracket = brackets.get(tag_index)
             # Prefer the matching tag, then one that is followed by what belongs there, then any.
             end = bracket if bracket in followed_by_end else next_end
             end = next_closing if end is None else end
             if end is not None:
-                ends[number] = end
+                ends[tag_index] = end
     return ends
 
 
-def _ends_value(body: str, tags: Sequence[_Tag], number: int) -> bool:
+def _ends_value(body: str, tags: Sequence[_Tag], tag_index: int) -> bool:
     """Return whether a `</parameter>` is followed by another one or by the end of the call."""
     # Only white space may stand between this tag and the next one.
-    following = tags[number + 1] if number + 1 < len(tags) else None
+    following = tags[tag_index + 1] if tag_index + 1 < len(tags) else None
     until = len(body) if following is None else following.start
-    if _NOT_SPACE.search(body, tags[number].end, until) is not None:
+    if _NOT_SPACE.search(body, tags[tag_index].end, until) is not None:
         return False
     if following is None or following.name == "parameter":
         return True

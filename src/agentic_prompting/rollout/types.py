@@ -103,7 +103,7 @@ class Observation:
             `error` is set.
         error ([`LLMError`], *optional*): The environment failed, through no fault of the agent: the
             rollout ends as `failed` and gets no reward.
-        replies (`tuple[Reply, ...]`, *optional*): The large-LLM calls behind it, for counting.
+        replies (`tuple[Reply, ...]`, *optional*): The large-LLM calls that it took, for counting.
         seconds (`float`, *optional*, defaults to `0.0`): The seconds that the environment took.
         parts (`tuple[str, ...]`, *optional*): The whole text of each call of the turn, if the agent
             may refer to it by number (`#1`); numbers run through the episode. Empty for a call that
@@ -394,7 +394,7 @@ def replace_surrogates(text: str) -> str:
 
 def turn_seed(seed: int, turn: int) -> int:
     """Return the seed of one turn: distinct for every (rollout seed, turn), in 63 bits."""
-    # The factor is above any usual number of turns, so that the turns of two rollouts stay apart.
+    # The factor is above any usual number of turns, so the turns of two rollouts stay apart.
     return _mix(seed * 1_000_003 + turn)
 
 

@@ -476,7 +476,7 @@ class LiveView(TrainerCallback):
         """Return the parts of rewards that have some, which are Prompt-R1's."""
         parts = []
         for function in self.reward_functions:
-            # The function may be guarded: look behind the wrapper.
+            # The function may be guarded: look inside the wrapper.
             reward = unwrap(function) if callable(function) else function
             if isinstance(reward, PromptR1Reward) and is_scorable(rollout):
                 score = reward.score(rollout)

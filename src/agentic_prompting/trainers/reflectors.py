@@ -170,7 +170,7 @@ class PolicyReflector:
 class ReflectionWatch:
     """Warns once if the attempts of a run to write a new system prompt all fail.
 
-    Training goes on without children, so that only the log would show it.
+    Training goes on without children, so only the log would show it.
     """
 
     def __init__(self) -> None:

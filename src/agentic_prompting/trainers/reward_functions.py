@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from datasets import Dataset
 
-from ..llm.guard import Escaped, call_guarded, describe, guarded, place_of
+from ..llm.guard import Escaped, call_guarded, describe, guard_function, place_of
 from ..llm.numbers import finite_float
 from ..rollout import Environment, Environments, Rollout, TextFormat, render_messages
 from .config import MultiTurnGRPOConfig
@@ -194,7 +194,7 @@ def guard_reward_function(function: RewardFunction) -> RewardFunction:
     def check_return_value(value: object, **columns: Any) -> list[Any]:
         return check_rewards(value, len(columns["completions"]), function)
 
-    reward_function: Any = guarded(
+    reward_function: Any = guard_function(
         function, return_no_rewards, check_return_value, kind="reward function"
     )
     return reward_function

@@ -154,7 +154,7 @@ def warn_of_slow_precision(args: MultiTurnGRPOConfig) -> None:
 
 
 def unknown_environment(source: str, name: str, names: Iterable[str]) -> ValueError:
-    """Return the error for a name that is none of the environments of the run.
+    """Return the error for a name that no environment of the run has.
 
     Args:
         source (`str`): Where the name stands.

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ...llm import run
-from ...llm.guard import contain
+from ...llm.guard import await_contained
 from ...rollout import (
     AgentSpec,
     Engine,
@@ -373,7 +373,7 @@ class AsyncSource:
                         chat_format=player.chat_format,
                         limits=player.limits,
                     )
-                    group.tasks.append(asyncio.create_task(contain(episode)))
+                    group.tasks.append(asyncio.create_task(await_contained(episode)))
             tasks += group.tasks
 
         # Check after each finished episode.

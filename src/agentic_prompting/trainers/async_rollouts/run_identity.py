@@ -38,7 +38,7 @@ def describe_run(
         environments = list(getattr(environment, "by_name", {"": environment}).values())
     environment_names = [part.described_by.__qualname__ for part in environments]
 
-    # The large LLMs behind them.
+    # The large LLMs that they ask.
     chats = [getattr(part, "chat", None) for part in environments]
     chat_names = []
     for chat in chats:

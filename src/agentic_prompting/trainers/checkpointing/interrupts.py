@@ -25,8 +25,7 @@ SAME_SIGNAL_SECONDS = 1.0
 class TrainingInterrupted(KeyboardInterrupt):
     """Training was ended by Ctrl-C, after a whole step and with a checkpoint.
 
-    The message says how to resume. It is not an `Exception`, so that no handler of errors catches
-    it.
+    The message says how to resume. It is not an `Exception`, so no handler of errors catches it.
     """
 
 

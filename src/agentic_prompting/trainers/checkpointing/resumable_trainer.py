@@ -222,7 +222,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
             )
 
     def _check_states(self) -> None:
-        """Raise if the state of a part is not plain data, so that no checkpoint could be read."""
+        """Raise if the state of a part is not plain data: no checkpoint with it could be read."""
         # Write and read each state as a checkpoint would.
         for name, part in self.stateful_parts.items():
             file = io.BytesIO()

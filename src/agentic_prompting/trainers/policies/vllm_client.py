@@ -75,7 +75,7 @@ class VLLMServer:
         )
         background_loop(self)  # closes it when the interpreter ends
         # The garbage collector would close its sockets first and remove them from the event loop
-        # later, under numbers that another connection may have by then, which would wait for ever.
+        # later, under numbers that another connection may have by then, which would wait forever.
         weakref.finalize(self, _close_session, session).atexit = False
         return session
 

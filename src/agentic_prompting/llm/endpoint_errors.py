@@ -106,9 +106,7 @@ _FILTERED_REASONS = {
 
 
 def is_broken_off(finish_reason: str) -> bool:
-    """Return whether a finish reason says that the text is incomplete because the endpoint
-    failed.
-    """
+    """Return whether a finish reason says that the endpoint failed in the middle of the text."""
     return finish_reason.lower() in _BROKEN_OFF_REASONS
 
 

@@ -201,8 +201,9 @@ class _Background:
         atexit.register(self.stop)
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine, and return its future, which fails with a [`LoopEnded`] if the loop ends
-        first.
+        """Run a coroutine, and return its future.
+
+        The future fails with a [`LoopEnded`] if the loop ends first.
 
         Raises:
             [`LoopEnded`]: The loop has ended.

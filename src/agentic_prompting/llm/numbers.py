@@ -32,8 +32,9 @@ def is_missing(value: object) -> bool:
 
 
 def is_number(value: object) -> TypeGuard[Real | Decimal]:
-    """Return whether a value is a number of Python, NumPy, `decimal` or `fractions`; a `bool` is
-    not.
+    """Return whether a value is a number of Python, NumPy, `decimal` or `fractions`.
+
+    A `bool` is not.
     """
     return isinstance(value, (Real, Decimal)) and not isinstance(value, bool)
 

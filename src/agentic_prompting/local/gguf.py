@@ -65,9 +65,7 @@ def load_gguf(
 
 
 def is_from_gguf(model: torch.nn.Module) -> bool:
-    """Return whether the model is from a GGUF file and transformers still treats it as
-    quantised.
-    """
+    """Return whether the model is from GGUF and transformers still treats it as quantised."""
     config = getattr(getattr(model, "hf_quantizer", None), "quantization_config", None)
     method = getattr(config, "quant_method", None)
     return getattr(method, "value", method) == "gguf"
@@ -106,9 +104,7 @@ def as_dense_model(model: Model) -> Model:
 
 
 def has_copied_head(model: PreTrainedModel) -> bool:
-    """Return whether a model's output head is a second copy of its embeddings, quantised
-    once more.
-    """
+    """Return whether a model's output head is a quantised second copy of its embeddings."""
     head = model.get_output_embeddings()
     embedding = model.get_input_embeddings()
     if head is None or head.weight is embedding.weight:

@@ -288,8 +288,7 @@ class CallTree:
                 call.in_loss = bool(is_trained(call))
 
     def sequences(self) -> list[tuple[TokenSequence, list[Call]]]:
-        """Return the token sequences, each with its calls, in an order that does not depend on
-        timing.
+        """Return the token sequences, each with its calls. Their order does not depend on timing.
 
         Each sampled token is in exactly one sequence. If several calls continue one reply, the
         first by content stays in the sequence of that reply. Each other one begins a sequence, and
@@ -330,9 +329,7 @@ class MalformedArguments:
             self._tool_calls[reply.handle] = reply.tool_calls
 
     def restore(self, message: ChatMessage) -> ChatMessage:
-        """Return the message with the arguments that the policy wrote; itself if it needs no
-        change.
-        """
+        """Return the message with the arguments that the policy wrote, or the message itself."""
         # By handle: take all tool calls of the reply, if they call the same tools.
         tool_calls = self._tool_calls.get(message.handle, ())
         tool_names = [call.name for call in tool_calls]
@@ -390,9 +387,7 @@ def normalize_text(text: str) -> str:
 
 
 def normalize_arguments(arguments: str) -> str:
-    """Return tool arguments by value, whatever their formatting; as they are if they are
-    not JSON.
-    """
+    """Return tool arguments by value, whatever their formatting; other text stripped."""
     try:
         value = json.loads(arguments or "{}", parse_float=_parse_number)
         return json.dumps(value, sort_keys=True)

@@ -95,9 +95,7 @@ class Gateway:
         return f"{address}/{key}/v1", key
 
     async def listen_on(self, listener: socket.socket, key: str) -> RolloutNetwork:
-        """Serve the network of one rollout: only with its key, and a limited number of
-        connections.
-        """
+        """Serve one rollout's network: only with its key, on a limited number of connections."""
         assert self._runner is not None and self._runner.server is not None
         network = RolloutNetwork(key, self._runner.server, self._connection_keys)
         # From here on the key is refused on all other connections.
@@ -403,8 +401,9 @@ def is_large_body(request: web.Request) -> bool:
 
 
 def _wait_if_large(request: web.Request, session: Session) -> AbstractAsyncContextManager[None]:
-    """Large requests of one rollout wait for each other: they would hold memory and threads of all
-    rollouts.
+    """Return the context of a request: large requests of one rollout wait for each other.
+
+    They would hold memory and threads of all rollouts.
     """
     return session.large_request_slots if is_large_body(request) else nullcontext()
 

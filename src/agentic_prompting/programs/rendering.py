@@ -332,8 +332,9 @@ class Renderer:
         return converted_messages
 
     def _to_arguments(self, text: str) -> Any:
-        """Return arguments as the template takes them: an object, even if the policy wrote
-        something else.
+        """Return arguments as the template takes them.
+
+        That is an object. Anything else stays a text if the template shows texts, or is wrapped.
         """
         try:
             arguments = load_json(text or "{}")
@@ -389,8 +390,9 @@ def read_turn(text: str, tools: Sequence[Any], custom: frozenset[str] = frozense
 
 
 def _to_tool_call(call: FunctionCall, is_custom: bool) -> ToolCall:
-    """Return a call as clients get it: its arguments are a JSON text, or what the policy wrote if
-    that is no JSON.
+    """Return a call as clients get it.
+
+    Its arguments are a JSON text, or what the policy wrote if that is no JSON.
     """
     arguments = call.arguments
     if not isinstance(arguments, str):
@@ -399,8 +401,9 @@ def _to_tool_call(call: FunctionCall, is_custom: bool) -> ToolCall:
 
 
 def _fold_system_messages(messages: Sequence[ChatMessage], leads: bool = True) -> list[ChatMessage]:
-    """Return the conversation as every template can hold it: one system message at its head, a
-    later one as the user's.
+    """Return the conversation as every template can hold it.
+
+    It has one system message at its head; a later one is the user's.
 
     Several system messages are dropped without a word by some templates and refused by others.
     """

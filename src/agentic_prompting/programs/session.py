@@ -508,8 +508,9 @@ class Session:
     # ---- from a request to a call ----
 
     def _restore_conversation(self, request: CompletionRequest) -> tuple[ChatMessage, ...]:
-        """Return the conversation with the system prompt, and tool arguments as the policy wrote
-        them.
+        """Return the conversation as the policy has it.
+
+        It has the system prompt, and tool arguments as the policy wrote them.
         """
         messages = map(self._malformed_arguments.restore, request.messages)
         if self.system_prompt:
@@ -558,8 +559,9 @@ class Session:
         messages: Sequence[ChatMessage],
         request: CompletionRequest,
     ) -> list[int] | None:
-        """Return the ids of the messages after a reply; `None` if the template cannot
-        append them.
+        """Return the ids of the messages after a reply.
+
+        `None` if the template cannot append them.
         """
         render = partial(
             self.renderer.ids_after,

@@ -107,8 +107,11 @@ class BatchPosition:
         return rollout_seed(self.seed, self.mode, self.index_in_step, rollout_index)
 
     def reset_seed(self, group_index: int) -> int:
-        """Return the seed that the environment's `reset` may draw from, given the index of the row
-        in the global batch."""
+        """Return the seed that the environment's `reset` may draw from.
+
+        Args:
+            group_index (`int`): The index of the row in the global batch.
+        """
         step = self.step if self.is_training else 0
         return rollout_seed(self.seed, self.mode, step, self.index_in_step, "reset", group_index)
 

@@ -156,8 +156,9 @@ def _read_messages(items: Sequence[Any]) -> list[ChatMessage]:
 
 
 def _belongs_to(builder: MessageBuilder, item: dict[str, Any], part: ChatMessage) -> bool:
-    """Return whether an item is a part of the reply before it: a reply has reasoning, then text,
-    then calls.
+    """Return whether an item is a part of the reply before it.
+
+    A reply has reasoning, then text, then calls.
     """
     is_same_reply = builder.role == part.role == "assistant" and item.get("type") != "reasoning"
     is_text_after_calls = bool(builder.tool_calls) and not part.tool_calls

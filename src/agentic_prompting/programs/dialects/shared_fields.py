@@ -83,8 +83,7 @@ def build_request(
     stream_usage: bool = False,
     dropped_tools: Sequence[str] = (),
 ) -> CompletionRequest:
-    """Build a request from the parts that a dialect has read, and the fields that all dialects
-    share.
+    """Build a request from what a dialect has read, and the fields that all dialects share.
 
     Args:
         body (`dict`): `model`, `n`, `stop`, `stream`, `logprobs`, `tool_choice`,
@@ -174,9 +173,7 @@ def read_messages(body: Any, name: str) -> list[dict[str, Any]]:
 
 
 def read_token_limit(body: Mapping[str, Any], *names: str) -> int | None:
-    """Return the smallest of several limits for the number of sampled tokens; `None` if there is
-    none.
-    """
+    """Return the smallest of several limits of sampled tokens; `None` if there is none."""
     # The same limit can have several names, such as `max_completion_tokens`.
     limits = [body[name] for name in names if body.get(name) is not None]
     if any(not isinstance(limit, int) or limit < 1 for limit in limits):
@@ -346,9 +343,7 @@ def arguments_text(arguments: object) -> str:
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a tool call as an object: empty if the policy wrote something
-    else.
-    """
+    """Return a tool call's arguments as an object: empty if the policy wrote something else."""
     try:
         return as_dict(load_json(arguments or "{}"))
     except (ValueError, RecursionError):

@@ -213,13 +213,10 @@ def test_a_refusal_names_the_limit_that_is_reached(options, limit_name):
 
 
 def test_a_refusal_names_the_limit_of_requests():
-    session_limit = 64 + 4
-
     async def check():
         session = session_of(max_calls=1)
-        for _ in range(session_limit):
+        for _ in range(session.max_requests + 1):
             session.count_request()
-        session.count_request()
 
     with pytest.raises(Refusal, match="requests"):
         asyncio.run(check())

@@ -83,7 +83,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         return _schedule(run_in_task(), coroutine).result()
     except BaseException:
-        # Ctrl-C may come at any moment, also before there is a future.
+        # Ctrl-C may come at any moment, even before there is a future.
         with suppress(RuntimeError):
             background_loop().call_soon_threadsafe(cancel_tasks)
         raise

@@ -289,6 +289,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "conductor.kinds": conductor_tables.kinds_table,
     "conductor.variants": conductor_tables.variants_table,
     "conductor.budget": conductor_tables.budget_table,
+    "conductor.retyping": conductor_tables.retyping_table,
     "several.table": several_environments.table,
     "several.cost": several_environments.cost,
     "wordings.table": wordings.table,

@@ -86,6 +86,7 @@ from benchmarks.learning.conductor_baselines import (
 )
 from benchmarks.learning.conductor_tables import (
     budget_table,
+    retyping_table,
     summarise,
     systems_table,
     variants_table,
@@ -404,7 +405,7 @@ def main() -> None:
     records_folder = RECORDS
     seeds = SEEDS
     sizes: tuple[int, int | None, int] = (WARM_STEPS, None, HELD_OUT)
-    # What is not reported is kept apart, with its records.
+    # Runs that are not reported get folders and records of their own.
     if options.tuning or options.quick:
         folder = options.folder / ("quick" if options.quick else "tuning")
         records_folder = folder
@@ -420,6 +421,7 @@ def main() -> None:
     print(systems_table(entries))
     print(variants_table(entries))
     print(budget_table(entries))
+    print(retyping_table(entries))
     if options.json:
         print(json.dumps(summarise(entries)))
 

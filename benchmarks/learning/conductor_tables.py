@@ -43,6 +43,8 @@ PROMISES = {
     ("outages", "after"): 0.80,
 }
 """Exact match that the protocol expects at least."""
+RETYPING_LOSSES = {"hands on a value of one word": 0.10, "hands on a record of twelve": 0.50}
+"""How much lower the protocol expects retyping to be than references, by what a question hands on."""
 MAX_DOLLAR_SHARE = 0.60
 """Dollars under the budget `low` that the protocol expects at most, as a share of those under `high`."""
 
@@ -157,6 +159,41 @@ def variants_table(records: Sequence[Mapping[str, Any]]) -> str:
     return markdown(
         ("conductor", "seeds", "exact match", "$ per 1,000 questions", "protocol"), rows
     )
+
+
+def handed_on_by(kind: str) -> str:
+    """What a question of a kind hands on from one worker to another; empty for a single call."""
+    if kind == "record":
+        return "hands on a record of twelve"
+    # A kind has a letter for each of its calls.
+    return "hands on a value of one word" if len(kind) > 1 else ""
+
+
+def retyping_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Exact match with references and with retyping, over the seeds that both have."""
+    references = {run["seed"]: run for run in of_variant(records, "references")}
+    retyping = {run["seed"]: run for run in of_variant(records, "retyping")}
+    seeds = sorted(references.keys() & retyping.keys())
+    if not seeds:
+        return "No run of it has been recorded yet."
+    rows = []
+    for handed_on, promised_loss in RETYPING_LOSSES.items():
+        scores = []
+        for runs in (references, retyping):
+            results = [
+                int(result)
+                for seed in seeds
+                for kind, result in zip(
+                    runs[seed]["kinds"], runs[seed]["after"]["correct"], strict=True
+                )
+                if handed_on_by(kind) == handed_on
+            ]
+            scores.append(sum(results) / len(results))
+        loss = scores[0] - scores[1]
+        verdict = "kept" if loss >= promised_loss else "**missed**"
+        promise = f"at least {promised_loss:.2f} lower: {verdict}"
+        rows.append([handed_on, len(seeds), *(f"{score:.2f}" for score in scores), promise])
+    return markdown(("question", "seeds", "references", "retyping", "protocol"), rows)
 
 
 def budget_table(records: Sequence[Mapping[str, Any]]) -> str:

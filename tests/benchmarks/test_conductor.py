@@ -18,7 +18,12 @@ from benchmarks.learning.conductor_baselines import (
     TEMPLATE,
     measure_scripts,
 )
-from benchmarks.learning.conductor_tables import budget_table, summarise, variants_table
+from benchmarks.learning.conductor_tables import (
+    budget_table,
+    retyping_table,
+    summarise,
+    variants_table,
+)
 from benchmarks.learning.conductor_traces import draw_traces
 from benchmarks.learning.conductor_variants import VARIANTS, LateCost
 from benchmarks.learning.conductor_world import (
@@ -188,3 +193,15 @@ def test_the_tables_say_what_was_promised():
     assert any("*failed*" in line and "1.000" in line for line in lines)
     assert budget_table([run]).splitlines()[-1].endswith("| 0.50 | at most 0.60: kept |")
     assert summarise([run, failed])["budget"]["low"]["mean"] == 1.0
+
+
+def test_retyping_is_compared_on_the_seeds_that_both_have():
+    kinds = ["f", "ff", "fnr", "record", "record"]
+    with_references = {"variant": "references", "kinds": kinds, "after": {"correct": "11111"}}
+    with_retyping = {"variant": "retyping", "kinds": kinds, "after": {"correct": "01010"}}
+    other_seed = {**with_references, "seed": 2, "after": {"correct": "00000"}}
+    runs = [{**with_references, "seed": 1}, other_seed, {**with_retyping, "seed": 1}]
+    _, _, one_word, record = retyping_table(runs).splitlines()
+    assert "| 1.00 | 0.50 | at least 0.10 lower: kept |" in one_word
+    assert "| 1.00 | 0.50 | at least 0.50 lower: kept |" in record
+    assert retyping_table([other_seed]) == "No run of it has been recorded yet."

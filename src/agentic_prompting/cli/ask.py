@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from .hub import check_agent
 from .option_parser import OptionParser
 from .options import JSON_HELP, LargeLLM, Tracing, option
-from .terminal import print_json, print_observation, print_styled, print_turn, show_progress
+from .terminal import (
+    print_json,
+    print_observation,
+    print_styled,
+    print_turn,
+    print_turns,
+    show_progress,
+)
 
 if TYPE_CHECKING:
     from ..rollout import Environment, Observation, Rollout
@@ -145,12 +152,7 @@ def _print_end(rollout: Rollout) -> None:
     """Print the last turn, how the conversation ended, and its turns, calls and cost."""
     # A program plays the whole episode, so nothing was printed while it ran.
     if "program/calls" in rollout.counts:
-        for position, turn in enumerate(rollout.turns):
-            print_turn(turn)
-            # The last turn may have no observation, or one without a text.
-            for observation in rollout.observations[position : position + 1]:
-                if observation.text or observation.error is not None:
-                    print_observation("environment", observation)
+        print_turns(rollout)
     # Turns that asked something were printed by the environment.
     elif rollout.turns and rollout.turns[-1].kind != "act":
         print_turn(rollout.turns[-1])

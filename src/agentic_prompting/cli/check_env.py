@@ -13,7 +13,7 @@ from .loader import load_environment, load_object
 from .option_parser import OptionParser
 from .options import JSON_HELP, TaskRows, list_option, option
 from .script import print_error
-from .terminal import REQUEST_LABEL, print_observation, print_styled, print_text, print_turn
+from .terminal import REQUEST_LABEL, print_styled, print_text, print_turns
 
 if TYPE_CHECKING:
     from ..rollout import AgentSpec, Observation, Rollout
@@ -146,22 +146,9 @@ def _print_episodes(rollouts: Sequence[Rollout], spec: AgentSpec, tools: Sequenc
     # Each turn, followed by the reply to it.
     for number, rollout in enumerate(rollouts, start=1):
         print_styled(f"episode {number}: {rollout.row['question']}", "bold")
-        _print_turns(rollout, is_program)
+        print_turns(rollout)
         if is_program and rollout.answer is not None:
             print_styled(f"answer         {rollout.answer}")
-
-
-def _print_turns(rollout: Rollout, is_program: bool) -> None:
-    """Print each turn and the reply to it."""
-    for position, turn in enumerate(rollout.turns):
-        print_turn(turn)
-        # The last turn may have no observation.
-        if position >= len(rollout.observations):
-            continue
-        observation = rollout.observations[position]
-        # A program has nothing to reply to its last turn.
-        if not is_program or observation.text or observation.error is not None:
-            print_observation("environment", observation)
 
 
 def _failed_observations(rollouts: Sequence[Rollout], has_tools: bool) -> list[Observation]:

@@ -251,7 +251,9 @@ def _check_run(options: EvaluateOptions, run: Path) -> bool:
 
 def _was_trained_in_program(run: Path) -> bool:
     """Whether the log of a training run counts the calls of an agent program."""
-    log = run / "rollouts" / "log.jsonl"
+    from ..report.run_summary import LOG
+
+    log = run / LOG
     if not log.is_file():
         return False
     with open(log, encoding="utf-8") as lines:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..rollout import Observation, Turn
+    from ..rollout import Observation, Rollout, Turn
 
 REQUEST_LABEL = "agent asks"
 """Stands in front of a request."""
@@ -58,6 +58,20 @@ def print_observation(source: str, observation: Observation) -> None:
         print_styled(f"{source:14} no reply: {observation.error}", "red")
     else:
         print_styled(f"{source:14} {observation.text}")
+
+
+def print_turns(rollout: Rollout) -> None:
+    """Print each turn of an episode that is over, and the environment's reply to it."""
+    is_program = "program/calls" in rollout.counts
+    for position, turn in enumerate(rollout.turns):
+        print_turn(turn)
+        # The last turn may have no observation.
+        if position >= len(rollout.observations):
+            continue
+        observation = rollout.observations[position]
+        # A program has nothing to reply to its last turn.
+        if not is_program or observation.text or observation.error is not None:
+            print_observation("environment", observation)
 
 
 def print_table(rows: Sequence[Mapping[str, str]], title: str = "") -> None:

@@ -401,7 +401,7 @@ def turn_seed(seed: int, turn: int) -> int:
 def rollout_seed(*parts: object) -> int:
     """Return a seed made of the parts that identify a rollout: run seed, step, position, ...
 
-    Equal parts give equal seeds, and different ones different seeds.
+    Equal parts give equal seeds. Texts that differ anywhere give different ones.
     """
     seed = 0
     # Mix in one part after the other, so that their order matters.
@@ -414,7 +414,7 @@ def rollout_seed(*parts: object) -> int:
 def _number_of_text(text: str) -> int:
     """Return 64 bits that depend on every character of a text."""
     encoded = text.encode()
-    # `_mix` reads 64 bits. Of a longer text it would read the end alone, so it gets a hash.
+    # `_mix` keeps 64 bits of a number, which are the end of a longer text: hash it instead.
     if len(encoded) > 8:
         encoded = hashlib.blake2b(encoded, digest_size=8).digest()
     return int.from_bytes(encoded, "big")

@@ -399,9 +399,9 @@ class AsyncSource:
                 done_count += 1
             updates_left = max(self.max_staleness - (self.updates - group.started_at), 0)
             batches_left = updates_left // self.updates_per_batch
-            # Of the groups up to this one, later batches can still take `batches_left *
-            # group_count`; the rest must be done now.
-            due_count = position - batches_left * group_count
+            # Later batches can still take some of the groups up to this one: the others must be done.
+            later_count = batches_left * group_count
+            due_count = position - later_count
             if done_count < min(group_count, due_count):
                 return False
         return done_count >= group_count

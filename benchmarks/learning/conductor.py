@@ -93,7 +93,6 @@ from benchmarks.learning.conductor_tables import (
 )
 from benchmarks.learning.conductor_traces import NOUN, UNAVAILABLE, draw_traces
 from benchmarks.learning.conductor_variants import (
-    BUDGET_WEIGHTS,
     LETTERS,
     VARIANTS,
     LateCost,
@@ -231,7 +230,7 @@ def warm_up(
         checked = measure_agent(unchecked, environment, questions, seed)
         shares.append(checked["right_worker"])
         log(f"seed {seed}: warm start, round {round_number + 1}: {checked}")
-        if shares[-1] >= RIGHT_WORKER:
+        if shares[-1] >= RIGHT_WORKER and round_number + 1 >= variant.min_rounds:
             break
         # Go on where it is below that, only with the traces.
         phases = [imitation]
@@ -323,7 +322,7 @@ def measure(
     }
     rewards: list[Any] = [PromptR1Reward()]
     if variant.has_twin:
-        rewards.append(LateCost(BUDGET_WEIGHTS, variant.first_cost_step))
+        rewards.append(LateCost(variant.budget_weights, variant.first_cost_step))
     started = time.perf_counter()
     trainer = PromptR1Trainer(
         model=str(model),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentic_prompting.rewards import CostReward
@@ -30,7 +30,6 @@ MANY_NAMES = tuple(f"worker-{number}" for number in range(1, 41))
 TRAINING_NAMES = MANY_NAMES[:30]
 HELD_OUT_NAMES = MANY_NAMES[30:]
 BUDGETS = ("low", "high")
-BUDGET_WEIGHTS = {"low": 120.0, "high": 0.0}
 DOWN = 0.5
 
 
@@ -48,6 +47,8 @@ class Variant:
         max_turns (`int`): Turns of an episode.
         steps (`int`): Steps of training.
         first_cost_step (`int`): The step from which costs count, where rows have budgets.
+        budget_weights (`Mapping[str, float]`): What a dollar costs under each budget.
+        min_rounds (`int`): Rounds of imitation at least.
         max_rounds (`int`): Rounds of imitation at most, until calls go to the worker of their kind.
     """
 
@@ -60,6 +61,8 @@ class Variant:
     max_turns: int = 6
     steps: int = 64
     first_cost_step: int = 0
+    budget_weights: Mapping[str, float] = field(default_factory=lambda: {"low": 120.0, "high": 0.0})
+    min_rounds: int = 1
     max_rounds: int = 6
 
     @property
@@ -130,6 +133,11 @@ VARIANTS: Mapping[str, Variant] = {
     "budget": Variant(has_twin=True, first_cost_step=32),
     "outages": Variant(down=DOWN, unavailable="visible", max_turns=8),
     "outages-failed": Variant(down=DOWN),
+    "names-longer": Variant(names=TRAINING_NAMES, min_rounds=2),
+    "budget-early": Variant(
+        has_twin=True, first_cost_step=8, budget_weights={"low": 200.0, "high": 0.0}
+    ),
+    "outages-longer": Variant(down=DOWN, unavailable="visible", max_turns=8, min_rounds=2),
 }
 
 
@@ -154,9 +162,10 @@ def make_trials(name: str, facts: Facts) -> dict[str, Trial]:
     if name in ("references", "unchecked", "retyping"):
         replacement = ScriptedWorker(facts, "numbers", noise=0.1, wordings=(OTHER_WORDING,))
         return {"replaced": Trial(variant.environment(facts, numbers=replacement), {})}
-    if name == "names":
-        return {"held-out names": Trial(variant.environment(facts, names=HELD_OUT_NAMES), {})}
-    if name == "budget":
+    if variant.names == TRAINING_NAMES:
+        others = variant.environment(facts, names=HELD_OUT_NAMES)
+        return {"held-out names": Trial(others, {}, untrained=True)}
+    if variant.has_twin:
         return {"low": Trial(variant.environment(facts), {"budget": "low"}, untrained=True)}
     return {"no outages": Trial(variant.environment(facts, down=0.0), {})}
 

@@ -1,0 +1,496 @@
+"""A real model of 135 million parameters learns to lead three workers, in natural language.
+
+    python -m benchmarks.real.conductor --json  # one seed on two cores, about half an hour; goes on where it was stopped
+    python -m benchmarks.real.conductor --json --tuning  # the seed on which everything was chosen
+    python -m benchmarks.real.conductor --world  # the workers alone, seconds
+    python -m benchmarks.real.conductor  # the tables, from the records
+
+Appends a record for each seed to `--records`; what is recorded is not run again.
+
+Protocol, written before the run of the reported seed.
+
+1. World. Questions about invented towns that no model has read about, sums, and words to be spelled backwards; half of
+   the questions need two workers, such as "What is 112 plus the year in which Dalgate was founded?". Three workers, all of
+   them functions: an archive that looks a fact up (BM25) and replies with its value, a calculator, and a speller. Their
+   names are letters, drawn for each group; the prompt describes them in a line each. Measured first: what each worker
+   alone and an oracle router of whole questions reach, and that the right plan reaches 1.
+2. Model. SmolLM2-135M-Instruct, out of a package. It first imitates 192 uneven demonstrations (24 steps of 8): about a
+   third follow the right plan, the others pass the whole question on, ask the wrong worker, or guess. Then 16 steps of
+   `PromptR1Trainer` with LoRA, 4 questions of 8 rollouts each, and Prompt-R1's reward.
+3. Compared, on the same 192 questions about held-out towns: the published model, the model after its warm start, the
+   trained one, and the baselines.
+4. Seed 951; tuning seed 1.
+5. Expected: the trained model is above the warm start and above the oracle router, both with an interval above 0 over
+   questions; at least .9 of its turns are well formed; no rollout fails. Against us: any of these is missed. The figures are
+   printed whatever they are. One seed says nothing about other seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentic_prompting import PromptAgent, Worker, Workers
+from agentic_prompting.environments import BM25Retriever
+from agentic_prompting.evaluation import paired_difference, wilson_interval
+from agentic_prompting.evaluation.pool_systems import baselines_of_pool
+from agentic_prompting.rewards import exact_match
+from agentic_prompting.rollout import AgentSpec, AskGrammar, Limits, Rollout, Sample
+from agentic_prompting.sandbox.library import Fact, split_by_subject, town_facts
+from benchmarks.lab import RECORDS, Records, correct, log, markdown, model_folder, quiet
+
+SEEDS = (951,)
+TUNING_SEEDS = (1,)
+TRAIN_ROWS = 512
+HELD_OUT = 192
+DEMONSTRATIONS = 192
+WARM_START_STEPS = 24
+STEPS = 16
+NAMES = tuple("ABCDEF")
+GRAMMAR = AskGrammar()
+LIMITS = Limits(max_turns=4, max_turn_tokens=64, max_tokens=480)
+TEMPLATE = """\
+You answer a question by asking the workers above.
+To ask: <think>who knows it</think> <ask to="NAME">request</ask>
+To answer: <think>done</think> <answer>#1</answer>
+Replies are numbered. #1 stands for the whole first reply, in a request and in an answer.
+Question: {question}"""
+
+DESCRIPTIONS = {
+    "archive": "knows facts about towns",
+    "calculator": "works out sums such as 12 + 30",
+    "speller": "spells a word backwards",
+}
+PRICES = {"archive": 0.002, "calculator": 0.001, "speller": 0.001}  # US dollars a call
+SHARES = {"fact": 0.25, "sum": 0.13, "spell": 0.12, "fact, sum": 0.25, "fact, spell": 0.25}
+"""How often each kind of question is drawn."""
+MIX = {"plan": 0.35, "whole": 0.25, "wrong worker": 0.2, "guess": 0.2}
+"""How often each kind of demonstration is drawn."""
+
+
+# --- the world --------------------------------------------------------------------------------------------------------
+
+
+class Archive:
+    """A worker that replies with the value of the fact whose sentence fits a request best."""
+
+    def __init__(self, facts: Sequence[Fact]):
+        self.search = BM25Retriever([fact.document for fact in facts])
+        self.values = {fact.document: fact.value for fact in facts}
+
+    def __call__(self, request: str) -> str:
+        (documents,) = self.search([request], 1)
+        return self.values[documents[0].text] if documents else "nothing found"
+
+
+def calculate(request: str) -> str:
+    """The sum of two numbers."""
+    match = re.fullmatch(r"(?:what is )?(\d{1,9}) ?(?:\+|plus) ?(\d{1,9}) ?[.?]?", request.lower())
+    return str(int(match[1]) + int(match[2])) if match else "this is no sum"
+
+
+def spell_backwards(request: str) -> str:
+    """A word of the request, the last one, spelled backwards."""
+    words = re.findall(r"\w+", request[:200])
+    return words[-1][::-1].lower() if words else "there is no word"
+
+
+def make_pool(facts: Sequence[Fact]) -> dict[str, Worker]:
+    functions = {"archive": Archive(facts), "calculator": calculate, "speller": spell_backwards}
+    return {
+        name: Worker(function, DESCRIPTIONS[name], usd=PRICES[name], takes="text")
+        for name, function in functions.items()
+    }
+
+
+def draw_rows(facts: Sequence[Fact], count: int, generator: random.Random) -> list[dict[str, Any]]:
+    """Different questions, each with its answer, its kind and its plan: the worker and the request of each call."""
+    years = [fact for fact in facts if fact.relation == "founded"]
+    rivers = [fact for fact in facts if fact.relation == "river"]
+    rows: dict[str, dict[str, Any]] = {}
+    while len(rows) < count:
+        (kind,) = generator.choices(list(SHARES), list(SHARES.values()))
+        number = generator.randint(11, 999)
+        if kind == "fact":
+            fact = generator.choice(facts)
+            question, answer = fact.question, fact.value
+            plan = [("archive", fact.question)]
+        elif kind == "sum":
+            other = generator.randint(11, 999)
+            question, answer = f"What is {number} plus {other}?", str(number + other)
+            plan = [("calculator", f"{number} + {other}")]
+        elif kind == "spell":
+            word = generator.choice(rivers).value
+            question, answer = f"Spell the word {word} backwards.", word[::-1].lower()
+            plan = [("speller", word)]
+        elif kind == "fact, sum":
+            fact = generator.choice(years)
+            question = f"What is {number} plus the year in which {fact.subject} was founded?"
+            answer = str(number + int(fact.value))
+            plan = [("archive", fact.question), ("calculator", f"#1 + {number}")]
+        else:
+            fact = generator.choice(rivers)
+            question = f"Spell the name of the river that flows through {fact.subject} backwards."
+            answer = fact.value[::-1].lower()
+            plan = [("archive", fact.question), ("speller", "#1")]
+        row = {"question": question, "answers": [answer], "kind": kind}
+        # As texts: a data set wants columns of one type.
+        rows[question] = {
+            **row,
+            "workers_of_plan": [who for who, _ in plan],
+            "requests": [text for _, text in plan],
+        }
+    return list(rows.values())
+
+
+# --- demonstrations ---------------------------------------------------------------------------------------------------
+
+
+async def demonstrate(
+    row: Mapping[str, Any],
+    environment: Workers,
+    wrong_answers: Sequence[str],
+    generator: random.Random,
+) -> dict[str, Any]:
+    """One demonstration, of a kind of `MIX`, with the workers' real replies."""
+    (kind,) = generator.choices(list(MIX), list(MIX.values()))
+    prompt = [{"role": "user", "content": TEMPLATE.format(question=row["question"])}]
+    seed = generator.getrandbits(48)
+    reset_row = environment.reset({**row, "reset_seed": seed, "prompt": prompt})
+    if kind == "guess":
+        answer = generator.choice(wrong_answers)
+        turns = [f"<think>I know this.</think> <answer>{answer}</answer>"]
+        return {**reset_row, "turns": turns, "observations": []}
+
+    names = {worker: name for name, worker in reset_row["workers"].items()}
+    calls = list(zip(row["workers_of_plan"], row["requests"], strict=True))
+    if kind == "whole":
+        calls = [(generator.choice(list(names)), row["question"])]
+    if kind == "wrong worker":
+        place = generator.randrange(len(calls))
+        calls[place] = (generator.choice(list(names)), calls[place][1])
+    rollout = Rollout([], row=reset_row, seed=seed)
+    turns = []
+    observations = []
+    for worker, request in calls:
+        thought = f"{names[worker]} {DESCRIPTIONS[worker]}."
+        turns.append(f'<think>{thought}</think> <ask to="{names[worker]}">{request}</ask>')
+        rollout.add_turn(Sample([0]), GRAMMAR.parse(turns[-1]))
+        observation = await environment.step(rollout)
+        rollout.add_observation(observation, [])
+        observations.append(observation.text)
+    turns.append(f"<think>done</think> <answer>#{len(calls)}</answer>")
+    return {**reset_row, "turns": turns, "observations": observations}
+
+
+async def draw_demonstrations(
+    rows: Sequence[Mapping[str, Any]], environment: Workers, generator: random.Random
+) -> list[dict[str, Any]]:
+    answers = [row["answers"][0] for row in rows]
+    chosen = generator.choices(rows, k=DEMONSTRATIONS)
+    return [await demonstrate(row, environment, answers, generator) for row in chosen]
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def make_world(seed: int) -> tuple[dict[str, Worker], list[dict[str, Any]], list[dict[str, Any]]]:
+    """The pool, the questions of training, and those about held-out towns."""
+    facts = town_facts(seed)
+    train_facts, test_facts = split_by_subject(facts, held_out=32, seed=seed)
+    generator = random.Random(f"questions {seed}")
+    train = draw_rows(train_facts, TRAIN_ROWS, generator)
+    return make_pool(facts), train, draw_rows(test_facts, HELD_OUT, generator)
+
+
+def measure(seed: int, folder: Path) -> dict[str, Any]:
+    """Warm-start a conductor, train it, and ask it the held-out questions before, between and after."""
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from agentic_prompting import PromptR1Config, PromptR1Trainer
+    from agentic_prompting.local import has_bf16_instructions
+    from agentic_prompting.rewards import PromptR1Reward
+    from agentic_prompting.rollout import rollout_from_trace
+    from agentic_prompting.trainers import warm_start
+
+    started = time.monotonic()
+    pool, train, test = make_world(seed)
+    environment = Workers(pool, names=NAMES, unavailable="failed", max_reply_chars=200)
+    spec = AgentSpec(TEMPLATE, grammar=GRAMMAR, limits=LIMITS, sampling={"temperature": 0.7})
+    source = model_folder("smollm2")
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+
+    chat_format = spec.create_format(tokenizer)
+    generator = random.Random(f"demonstrations {seed}")
+    traces = asyncio.run(draw_demonstrations(train, environment, generator))
+    warm_start(
+        model,
+        tokenizer,
+        [rollout_from_trace(trace, spec, chat_format) for trace in traces],
+        folder / "sft",
+        max_steps=WARM_START_STEPS,
+        per_device_train_batch_size=8,
+        learning_rate=5e-5,
+        lr_scheduler_type="constant",
+        seed=seed,
+        bf16=has_bf16_instructions(),
+        use_cpu=True,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+    )
+    warm = folder / "warm_start"
+    model.save_pretrained(warm)
+    tokenizer.save_pretrained(warm)
+    warm_seconds = time.monotonic() - started
+    stages = {"warm": ask(warm, environment, spec, test, seed)}
+    log(f"seed {seed}, after {warm_seconds:.0f} s of warm start: {figures_of(stages['warm'])}")
+
+    trained = folder / "trained"
+    trainer = PromptR1Trainer(
+        model=str(warm),
+        environment=environment,
+        reward_funcs=PromptR1Reward(),
+        args=PromptR1Config(
+            output_dir=str(trained),
+            overwrite=True,
+            seed=seed,
+            max_steps=STEPS,
+            max_turns=LIMITS.max_turns,
+            max_turn_tokens=LIMITS.max_turn_tokens,
+            max_completion_length=LIMITS.max_tokens,
+            temperature=0.7,
+            num_generations=8,
+            per_device_train_batch_size=8,
+            gradient_accumulation_steps=4,
+            learning_rate=5e-4,
+            lr_scheduler_type="constant",
+            beta=0.0,
+            use_cpu=True,
+            bf16=has_bf16_instructions(),
+            gradient_checkpointing=False,
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        ),
+        train_dataset=Dataset.from_list(train),
+        prompt_template=TEMPLATE,
+        peft_config=LoraConfig(
+            r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
+        ),
+    )
+    trainer.train()
+    trainer.save_model()
+    history = trainer.state.log_history
+    rewards = [round(entry["reward"], 3) for entry in history if "reward" in entry]
+    failed = sum(entry.get("rollout/failed", 0.0) for entry in history) * 32
+    log(f"seed {seed}: rewards {rewards}")
+
+    stages["after"] = ask(trained, environment, spec, test, seed)
+    stages["before"] = ask(Path(source), environment, spec, test, seed)
+    for stage in ("before", "after"):
+        log(f"seed {seed}, {stage}: {figures_of(stages[stage])}")
+    return {
+        "seed": seed,
+        "steps": STEPS,
+        "seconds": round(time.monotonic() - started),
+        "warm_seconds": round(warm_seconds),
+        "kinds": [row["kind"] for row in test],
+        "rewards": rewards,
+        "failed_in_training": round(failed),
+        **stages,
+        "baselines": ask_baselines(pool, test, seed),
+    }
+
+
+def ask(
+    model: Path, environment: Workers, spec: AgentSpec, rows: Sequence[Any], seed: int
+) -> dict[str, Any]:
+    """How a conductor does on the held-out questions: `correct` has a character for each of them."""
+    import torch
+
+    agent = PromptAgent.from_pretrained(
+        model, environment, spec, max_batch_size=64, dtype=torch.float32
+    )
+    rollouts = agent.answer_all(list(rows), seed=seed, progress=False)
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    calls = [reply for rollout in rollouts for reply in rollout.replies]
+    right_workers = []
+    for rollout in rollouts:
+        asked = _workers_asked(rollout)
+        right_workers += [worker in rollout.row["workers_of_plan"] for worker in asked]
+    return {
+        "correct": correct(rollouts),
+        "failed": sum(rollout.error is not None for rollout in rollouts),
+        "well_formed": round(sum(turn.well_formed for turn in turns) / len(turns), 4),
+        "calls": round(len(calls) / len(rollouts), 3),
+        "usd": round(sum(reply.worth.cost_usd for reply in calls) / len(rollouts), 6),
+        "right_worker": round(sum(right_workers) / max(1, len(right_workers)), 4),
+        "example": _shown(rollouts[0]),
+    }
+
+
+def _workers_asked(rollout: Rollout) -> list[str | None]:
+    """The workers that an episode asked, by their names in the pool; `None` for a name that is not in it."""
+    calls = [call for turn in rollout.turns for call in GRAMMAR.read_calls(turn.text)]
+    return [rollout.row["workers"].get(call.arguments["worker"]) for call in calls]
+
+
+def _shown(rollout: Rollout) -> list[str]:
+    """The texts of an episode, the agent's and the workers' by turns."""
+    texts = [rollout.row["question"]]
+    for number, turn in enumerate(rollout.turns):
+        texts.append(turn.text)
+        texts += [observation.text for observation in rollout.observations[number : number + 1]]
+    return texts
+
+
+def ask_baselines(
+    pool: Mapping[str, Worker], rows: Sequence[Mapping[str, Any]], seed: int
+) -> dict[str, str]:
+    """Right answers of each worker alone with the whole question, and of routers."""
+    results = {}
+    for name, system in baselines_of_pool(pool).items():
+        answers = system(list(rows), seed=seed)
+        results[name] = "".join(
+            str(int(exact_match(answer.text or "", row["answers"])))
+            for answer, row in zip(answers, rows, strict=True)
+        )
+    return results
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def figures_of(stage: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a stage without the texts."""
+    right = stage["correct"].count("1") / len(stage["correct"])
+    others = {name: stage[name] for name in ("well_formed", "calls", "right_worker", "failed")}
+    return {"right": round(right, 3), **others}
+
+
+def systems_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Exact match of the conductor's stages and of the baselines, and what the trained one has more."""
+    if not records:
+        return "No run of it has been recorded yet."
+    rows = []
+    for record in records:
+        titles = {"before": "published", "warm": "after the warm start", "after": "trained"}
+        systems = {title: record[stage]["correct"] for stage, title in titles.items()}
+        systems |= record["baselines"]
+        trained = _by_question(record["after"]["correct"])
+        for name, right in systems.items():
+            interval = wilson_interval(right.count("1"), len(right))
+            score = f"{right.count('1') / len(right):.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+            gained = ""
+            if name != "trained":
+                difference = paired_difference(trained, _by_question(right)).difference
+                gained = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+            rows.append((record["seed"], name, score, gained))
+    return markdown(("seed", "system", "exact match", "trained minus it"), rows)
+
+
+def kinds_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Exact match of each kind of question at the three stages, over all seeds."""
+    if not records:
+        return "No run of it has been recorded yet."
+    results: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        for stage in ("before", "warm", "after"):
+            for kind, right in zip(record["kinds"], record[stage]["correct"], strict=True):
+                results[kind][stage].append(int(right))
+    rows = []
+    for kind in SHARES:
+        stages = results[kind]
+        shares = [f"{sum(stage) / len(stage):.2f}" for stage in stages.values()]
+        rows.append((kind, len(stages["after"]), *shares))
+    titles = ("kind of question", "questions", "published", "after the warm start", "trained")
+    return markdown(titles, rows)
+
+
+def calls_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Form, calls and failures at the three stages."""
+    rows = []
+    for record in records:
+        for stage in ("before", "warm", "after"):
+            measured = record[stage]
+            figures = [
+                measured[name] for name in ("well_formed", "calls", "right_worker", "failed")
+            ]
+            rows.append((record["seed"], stage, *figures))
+    titles = (
+        "seed",
+        "stage",
+        "turns in form",
+        "calls a question",
+        "calls to a right worker",
+        "failed",
+    )
+    return markdown(titles, rows)
+
+
+def _by_question(right: str) -> dict[int, float]:
+    return {place: float(result) for place, result in enumerate(right)}
+
+
+def print_world() -> None:
+    """Print what the workers reach alone, and the right plan, without a model."""
+    for seed in SEEDS:
+        pool, _, rows = make_world(seed)
+        scores = {
+            name: round(right.count("1") / len(right), 3)
+            for name, right in ask_baselines(pool, rows, seed).items()
+        }
+        solved = [follow_plan(row, pool) in row["answers"] for row in rows]
+        scores["right plan"] = round(sum(solved) / len(solved), 3)
+        print(json.dumps({"seed": seed, "n": len(rows), **scores}), flush=True)
+
+
+def follow_plan(row: Mapping[str, Any], pool: Mapping[str, Worker]) -> str:
+    """The answer of the right plan."""
+    reply = ""
+    for worker, request in zip(row["workers_of_plan"], row["requests"], strict=True):
+        reply = pool[worker].model(request.replace("#1", reply))
+    return reply
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--world", action="store_true", help="measure the workers, train nothing")
+    parser.add_argument("--json", action="store_true", help="run what has no record")
+    parser.add_argument("--tuning", action="store_true", help="the seed that is not reported")
+    parser.add_argument("--folder", type=Path, default=Path("runs/real-conductor"))
+    parser.add_argument("--records", type=Path, help="default: records/real_conductor.jsonl.gz")
+    options = parser.parse_args()
+    if options.world:
+        print_world()
+        return
+    default = (options.folder if options.tuning else RECORDS) / "real_conductor.jsonl.gz"
+    records = Records(options.records or default)
+    if options.json:
+        quiet()
+        seeds = TUNING_SEEDS if options.tuning else SEEDS
+        for (seed,) in records.missing(("seed",), [(seed,) for seed in seeds]):
+            records.add(measure(seed, options.folder / str(seed)))
+        print(json.dumps(records.read()))
+    print(systems_table(records.read()))
+    print(kinds_table(records.read()))
+    print(calls_table(records.read()))
+
+
+if __name__ == "__main__":
+    main()

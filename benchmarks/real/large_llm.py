@@ -1,0 +1,342 @@
+"""A real model of 135 million parameters learns to ask a real large LLM, and to answer with its help (Prompt-R1).
+
+    python -m benchmarks.real.large_llm --base-url http://localhost:8080/v1 --llm qwen2.5-coder-1.5b  # the LLM alone
+    python -m benchmarks.real.large_llm --base-url ... --llm NAME --json  # one seed on two cores, about half an hour
+    python -m benchmarks.real.large_llm --base-url ... --llm NAME --json --tuning  # the seed that is not reported
+    python -m benchmarks.real.large_llm  # the tables, from the records
+
+Appends a record for each seed to `--records`; what is recorded is not run again. The large LLM is Qwen2.5-Coder-1.5B-Instruct
+(Q4_K_M) in llama.cpp with one thread, at temperature 0.
+
+Protocol, written before the run of the reported seed.
+
+1. Task. Symbols and numbers of the chemical elements, four questions for each; 128 questions about 32 elements of which
+   training has none. Measured first: the large LLM asked the questions as they are, with the request for a short answer.
+2. Agent. SmolLM2-135M-Instruct, out of a package, in the form, the template and the settings of `examples/configs/real.yaml`,
+   which were chosen on countries. It first imitates 64 uneven demonstrations (8 steps of 8): half guess without asking, a
+   third repeat a whole sentence. Then 12 steps of `PromptR1Trainer` with LoRA, 4 questions of 8 rollouts each; the reward
+   is the mean of exact match and token F1.
+3. Compared, on the same questions: the published model, the model after its warm start, the trained one; the same model
+   trained as long in a single turn, without the large LLM, from its own warm start on sentences without requests; the
+   large LLM alone.
+4. Seed 955; tuning seed 1.
+5. Expected: the trained agent asks in at least .9 of the questions; its exact match is above the warm start and above
+   training in a single turn, both with an interval above 0 over questions; no rollout fails. Against us: any of these is
+   missed. The figures are printed whatever they are. One seed says nothing about other seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentic_prompting import LLMEnvironment, OpenAIChat, PromptAgent, ReplayCache
+from agentic_prompting.evaluation import paired_difference, wilson_interval
+from agentic_prompting.llm import Message, gather, run
+from agentic_prompting.rewards import exact_match
+from agentic_prompting.rollout import AgentSpec, Limits, Rollout
+from agentic_prompting.sandbox.library import (
+    Fact,
+    Library,
+    brief_answer_reward,
+    split_by_subject,
+    uneven_demonstrations,
+)
+from benchmarks.lab import RECORDS, Records, correct, log, markdown, model_folder, quiet
+from benchmarks.real.elements import draw_questions, element_facts
+
+SEEDS = (955,)
+TUNING_SEEDS = (1,)
+HELD_OUT_ELEMENTS = 32
+TUNING_QUESTIONS = 64
+DEMONSTRATIONS = 64
+WARM_START_STEPS = 8
+STEPS = 12
+SHORT = "Answer in as few words as possible."
+SINGLE_TURN_TEMPLATE = "{question} Write only the answer, in as few words as possible."
+STAGES = {
+    "before": "published",
+    "warm": "after the warm start",
+    "after": "trained to ask",
+    "single": "trained in a single turn",
+}
+
+
+def connect(base_url: str, llm: str, folder: Path) -> OpenAIChat:
+    """The large LLM; a request that it has answered before is answered by the record."""
+    return OpenAIChat(
+        llm,
+        base_url=base_url,
+        timeout=300,
+        max_concurrency=4,
+        cache=ReplayCache(folder / "replies.sqlite"),
+        temperature=0,
+        max_tokens=40,
+    )
+
+
+def make_environment(chat: OpenAIChat) -> LLMEnvironment:
+    """The large LLM, in the form and with the template that were chosen on countries."""
+    environment = LLMEnvironment(chat, temperature=0)
+    environment.grammar = Library.grammar
+    environment.prompt_template = Library.prompt_template
+    return environment
+
+
+def ask_alone(chat: OpenAIChat, facts: Sequence[Fact]) -> dict[str, str]:
+    """The large LLM's own answers: whether each is right, and whether it contains the right one."""
+    messages = [[Message(role="user", content=f"{fact.question} {SHORT}")] for fact in facts]
+    replies = run(gather([chat(conversation) for conversation in messages]))
+    results = {"right": "", "contained": ""}
+    for fact, reply in zip(facts, replies, strict=True):
+        results["right"] += str(int(exact_match(reply.text, [fact.value])))
+        words = reply.text.lower().replace(".", " ").split()
+        results["contained"] += str(int(fact.value.lower() in words))
+    return results
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def imitate(spec: AgentSpec, traces: Sequence[Mapping[str, Any]], folder: Path, seed: int) -> Path:
+    """The folder of the published model after it has imitated some demonstrations."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from agentic_prompting.rollout import rollout_from_trace
+    from agentic_prompting.trainers import warm_start
+
+    source = model_folder("smollm2")
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    chat_format = spec.create_format(tokenizer)
+    warm_start(
+        model,
+        tokenizer,
+        [rollout_from_trace(trace, spec, chat_format) for trace in traces],
+        folder / "sft",
+        max_steps=WARM_START_STEPS,
+        per_device_train_batch_size=8,
+        learning_rate=3e-5,
+        lr_scheduler_type="constant",
+        seed=seed,
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+    )
+    saved = folder / "warm_start"
+    model.save_pretrained(saved)
+    tokenizer.save_pretrained(saved)
+    return saved
+
+
+def train(
+    model: Path, environment: Any, spec: AgentSpec, facts: Sequence[Fact], folder: Path, seed: int
+) -> tuple[Path, list[float], int]:
+    """The folder of the trained agent, the mean reward of each step, and how many rollouts failed."""
+    from datasets import Dataset
+    from peft import LoraConfig
+
+    from agentic_prompting import PromptR1Config, PromptR1Trainer
+    from agentic_prompting.local import has_bf16_instructions
+
+    trained = folder / "trained"
+    trainer = PromptR1Trainer(
+        model=str(model),
+        environment=environment,
+        reward_funcs=brief_answer_reward,
+        args=PromptR1Config(
+            output_dir=str(trained),
+            overwrite=True,
+            seed=seed,
+            max_steps=STEPS,
+            max_turns=spec.limits.max_turns,
+            max_turn_tokens=spec.limits.max_turn_tokens,
+            max_completion_length=spec.limits.max_tokens,
+            temperature=0.7,
+            num_generations=8,
+            per_device_train_batch_size=8,
+            gradient_accumulation_steps=4,
+            learning_rate=5e-4,
+            lr_scheduler_type="constant",
+            beta=0.0,
+            use_cpu=True,
+            bf16=has_bf16_instructions(),
+            gradient_checkpointing=False,
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        ),
+        train_dataset=Dataset.from_list([fact.as_row() for fact in facts]),
+        prompt_template=spec.prompt_template,
+        peft_config=LoraConfig(
+            r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
+        ),
+    )
+    trainer.train()
+    trainer.save_model()
+    history = trainer.state.log_history
+    rewards = [round(entry["reward"], 3) for entry in history if "reward" in entry]
+    failed = sum(entry.get("rollout/failed", 0.0) for entry in history) * 32
+    return trained, rewards, round(failed)
+
+
+def measure(seed: int, chat: OpenAIChat, folder: Path, questions: int | None) -> dict[str, Any]:
+    """The record of a seed: both trainings, and every system on the held-out questions."""
+    started = time.monotonic()
+    train_facts, test_facts = split_by_subject(element_facts(), HELD_OUT_ELEMENTS, seed)
+    if questions is not None:
+        test_facts = draw_questions(test_facts, questions, seed)
+    alone = ask_alone(chat, test_facts)
+    log(f"seed {seed}, the LLM alone: {alone['right'].count('1')} of {len(test_facts)}")
+    rows = [fact.as_row() for fact in test_facts]
+
+    # With the large LLM.
+    environment = make_environment(chat)
+    limits = Limits(max_turns=2, max_turn_tokens=24, max_tokens=200)
+    sampling = {"temperature": 0.7}
+    spec = AgentSpec(
+        Library.prompt_template, grammar=Library.grammar, limits=limits, sampling=sampling
+    )
+    traces = uneven_demonstrations(train_facts, DEMONSTRATIONS, seed)
+    warm = imitate(spec, traces, folder / "asks", seed)
+    stages = {
+        "before": ask(Path(model_folder("smollm2")), environment, spec, rows, seed),
+        "warm": ask(warm, environment, spec, rows, seed),
+    }
+    log(f"seed {seed}: {figures_of(stages)}")
+    trained, rewards, failed = train(warm, environment, spec, train_facts, folder / "asks", seed)
+    log(f"seed {seed}: rewards {rewards}")
+    stages["after"] = ask(trained, environment, spec, rows, seed)
+
+    # The same without it, in a single turn. Guesses alone cannot be imitated well: each sentence here is true.
+    alone_spec = AgentSpec(
+        SINGLE_TURN_TEMPLATE,
+        limits=Limits(max_turns=1, max_turn_tokens=24, max_tokens=24),
+        grammar=Library.grammar,
+        sampling=sampling,
+    )
+    sentences = [
+        {**fact.as_row(), "turns": [fact.value], "observations": []}
+        for fact in draw_questions(train_facts, DEMONSTRATIONS, seed)
+    ]
+    warm_alone = imitate(alone_spec, sentences, folder / "alone", seed)
+    trained_alone, rewards_alone, failed_alone = train(
+        warm_alone, None, alone_spec, train_facts, folder / "alone", seed
+    )
+    stages["single"] = ask(trained_alone, None, alone_spec, rows, seed)
+    log(f"seed {seed}: {figures_of(stages)}")
+    return {
+        "seed": seed,
+        "llm": chat.model,
+        "steps": STEPS,
+        "seconds": round(time.monotonic() - started),
+        "rewards": rewards,
+        "rewards_single": rewards_alone,
+        "failed_in_training": failed + failed_alone,
+        "relations": [fact.relation for fact in test_facts],
+        "llm_alone": alone,
+        **stages,
+    }
+
+
+def ask(
+    model: Path, environment: Any, spec: AgentSpec, rows: Sequence[Any], seed: int
+) -> dict[str, Any]:
+    """A character for each held-out question: whether the agent asked, and whether its answer is right."""
+    import torch
+
+    agent = PromptAgent.from_pretrained(
+        model, environment, spec, max_batch_size=32, dtype=torch.float32
+    )
+    rollouts: list[Rollout] = agent.answer_all(list(rows), seed=seed, progress=False)
+    example = rollouts[0]
+    return {
+        "asked": "".join(str(int(bool(rollout.observations))) for rollout in rollouts),
+        "correct": correct(rollouts),
+        "failed": sum(rollout.error is not None for rollout in rollouts),
+        "example": [turn.text for turn in example.turns]
+        + [observation.text for observation in example.observations],
+    }
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def figures_of(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    """The shares of questions that each stage asked about and answered rightly."""
+    return {
+        name: (_share(stage["asked"]), _share(stage["correct"])) for name, stage in stages.items()
+    }
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Asked and exact match of every system, and what the trained agent has more, paired by question."""
+    if not records:
+        return "No run of it has been recorded yet."
+    rows = []
+    for record in records:
+        trained = _by_question(record["after"]["correct"])
+        systems = [(STAGES[stage], record[stage]) for stage in STAGES]
+        systems.append(("the large LLM alone", {"correct": record["llm_alone"]["right"]}))
+        for title, measured in systems:
+            right = measured["correct"]
+            interval = wilson_interval(right.count("1"), len(right))
+            gained = ""
+            if title != STAGES["after"]:
+                difference = paired_difference(trained, _by_question(right)).difference
+                gained = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+            asked = f"{_share(measured['asked']):.3f}" if "asked" in measured else ""
+            score = f"{_share(right):.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+            rows.append((record["seed"], title, asked, score, gained))
+    return markdown(("seed", "system", "asked", "exact match", "trained to ask minus it"), rows)
+
+
+def _share(results: str) -> float:
+    return results.count("1") / len(results)
+
+
+def _by_question(right: str) -> dict[int, float]:
+    return {place: float(result) for place, result in enumerate(right)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--base-url", help="the address of the large LLM")
+    parser.add_argument("--llm", default="large LLM", help="its name")
+    parser.add_argument("--json", action="store_true", help="run what has no record")
+    parser.add_argument("--tuning", action="store_true", help="the seed that is not reported")
+    parser.add_argument("--folder", type=Path, default=Path("runs/large-llm"))
+    parser.add_argument("--records", type=Path, help="default: records/large_llm.jsonl.gz")
+    options = parser.parse_args()
+    default = (options.folder if options.tuning else RECORDS) / "large_llm.jsonl.gz"
+    records = Records(options.records or default)
+    if not options.base_url:
+        print(table(records.read()))
+        return
+    quiet()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    with connect(options.base_url, options.llm, options.folder) as chat:
+        if not options.json:
+            facts = draw_questions(element_facts(), TUNING_QUESTIONS, TUNING_SEEDS[0])
+            alone = ask_alone(chat, facts)
+            print(json.dumps({name: _share(results) for name, results in alone.items()}))
+            return
+        seeds = TUNING_SEEDS if options.tuning else SEEDS
+        questions = TUNING_QUESTIONS if options.tuning else None
+        for (seed,) in records.missing(("seed",), [(seed,) for seed in seeds]):
+            records.add(measure(seed, chat, options.folder / str(seed), questions))
+    print(json.dumps(records.read()))
+    print(table(records.read()))
+
+
+if __name__ == "__main__":
+    main()

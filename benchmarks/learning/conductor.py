@@ -119,6 +119,8 @@ HELD_OUT = 256
 WARM_STEPS = 450
 RIGHT_WORKER = 0.9
 """The share of calls that go to the worker of their kind, from which on RL begins."""
+CAN_COPY = 0.6
+"""The share from which on further rounds have no copying exercises."""
 SHARES_FILE = "shares.json"
 
 # --- the policy ------------------------------------------------------------------------------------------------------
@@ -232,8 +234,9 @@ def warm_up(
         log(f"seed {seed}: warm start, round {round_number + 1}: {checked}")
         if shares[-1] >= RIGHT_WORKER and round_number + 1 >= variant.min_rounds:
             break
-        # Go on where it is below that, only with the traces.
-        phases = [imitation]
+        # Go on where it is below that. What cannot copy a name yet exercises it again.
+        if shares[-1] >= CAN_COPY:
+            phases = [imitation]
     (unchecked / SHARES_FILE).write_text(json.dumps(shares))
     unchecked.rename(saved)
     return saved

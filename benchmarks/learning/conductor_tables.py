@@ -29,6 +29,18 @@ CONDITION_TITLES = {
     ("outages-failed", "after"): "digits down half the time and *failed*, of what was answered",
     ("outages-failed", "no outages"): "the same conductor without outages",
     ("retyping", "after"): "retyping",
+    (
+        "names-longer",
+        "held-out names, untrained",
+    ): "third protocol: 30 names, untrained, ten others",
+    ("names-longer", "after"): "third protocol: 30 names",
+    ("names-longer", "held-out names"): "third protocol: 30 names in training, ten others",
+    ("budget-early", "before"): "third protocol: with a twin, budget `high`, untrained",
+    ("budget-early", "after"): "third protocol: with a twin, budget `high`",
+    ("budget-early", "low"): "third protocol: with a twin, budget `low`",
+    ("outages-longer", "before"): "third protocol: digits *unavailable* half the time, untrained",
+    ("outages-longer", "after"): "third protocol: digits *unavailable* half the time",
+    ("outages-longer", "no outages"): "third protocol: the same conductor without outages",
 }
 """What the table of variants calls a condition of a variant."""
 
@@ -41,6 +53,10 @@ PROMISES = {
     ("budget", "low"): 0.60,
     ("budget", "after"): 0.85,
     ("outages", "after"): 0.80,
+    ("names-longer", "held-out names"): 0.75,
+    ("budget-early", "low"): 0.60,
+    ("budget-early", "after"): 0.85,
+    ("outages-longer", "after"): 0.80,
 }
 """Exact match that the protocol expects at least."""
 RETYPING_LOSSES = {"hands on a value of one word": 0.10, "hands on a record of twelve": 0.50}
@@ -197,8 +213,11 @@ def retyping_table(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def budget_table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Score and dollars of conductor and scripts in the world with a cheap twin, by dollars."""
-    runs = of_variant(records, "budget")
+    """Score and dollars of conductor and scripts in the world with a cheap twin, by dollars.
+
+    By the third protocol, if it was run.
+    """
+    runs = of_variant(records, "budget-early") or of_variant(records, "budget")
     if not runs:
         return "No run of it has been recorded yet."
     titles = {

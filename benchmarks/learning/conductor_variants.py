@@ -42,6 +42,7 @@ class Variant:
         names (`Sequence[str]`): Names of the workers in warm start and training.
         wordings (`Sequence[str]`): Wordings of the workers in warm start and training.
         has_twin (`bool`): Whether `facts` has a cheap and noisy twin, and each row a budget.
+        twin_comes_late (`bool`): Whether the warm start begins without the twin.
         down (`float`): The share of calls to `numbers` that fail.
         unavailable (`str`): As in [`Workers`].
         max_turns (`int`): Turns of an episode.
@@ -56,6 +57,7 @@ class Variant:
     names: Sequence[str] = LETTERS
     wordings: Sequence[str] = WORDINGS
     has_twin: bool = False
+    twin_comes_late: bool = False
     down: float = 0.0
     unavailable: str = "failed"
     max_turns: int = 6
@@ -135,7 +137,10 @@ VARIANTS: Mapping[str, Variant] = {
     "outages-failed": Variant(down=DOWN),
     "names-longer": Variant(names=TRAINING_NAMES, min_rounds=2),
     "budget-early": Variant(
-        has_twin=True, first_cost_step=8, budget_weights={"low": 200.0, "high": 0.0}
+        has_twin=True,
+        twin_comes_late=True,
+        first_cost_step=8,
+        budget_weights={"low": 200.0, "high": 0.0},
     ),
     "outages-longer": Variant(down=DOWN, unavailable="visible", max_turns=8, min_rounds=2),
 }

@@ -46,6 +46,7 @@ class TraceWriter:
     def __init__(self, environment: Any, row: Row, variant: Variant):
         self.environment = environment
         self.variant = variant
+        self.budget = row.get("budget", "high")
         # Decides what the workers get wrong, and which calls fail.
         self.luck = random.Random(f"luck {row['reset_seed']}")
         self.names = {kind: name for name, kind in row["workers"].items()}
@@ -101,7 +102,8 @@ class TraceWriter:
         """A worker that knows an operation."""
         kind = WORKER_OF[operation]
         if self.variant.has_twin and kind == "facts":
-            kind = generator.choice(["facts", TWIN])
+            twin_share = self.variant.twin_shares[self.budget]
+            kind = TWIN if generator.random() < twin_share else "facts"
         return kind
 
     @property

@@ -42,6 +42,7 @@ class Variant:
         names (`Sequence[str]`): Names of the workers in warm start and training.
         wordings (`Sequence[str]`): Wordings of the workers in warm start and training.
         has_twin (`bool`): Whether `facts` has a cheap and noisy twin, and each row a budget.
+        twin_shares (`Mapping[str, float]`): How often the traces ask the twin under each budget.
         twin_comes_late (`bool`): Whether the warm start begins without the twin.
         down (`float`): The share of calls to `numbers` that fail.
         unavailable (`str`): As in [`Workers`].
@@ -57,6 +58,7 @@ class Variant:
     names: Sequence[str] = LETTERS
     wordings: Sequence[str] = WORDINGS
     has_twin: bool = False
+    twin_shares: Mapping[str, float] = field(default_factory=lambda: {"low": 0.5, "high": 0.5})
     twin_comes_late: bool = False
     down: float = 0.0
     unavailable: str = "failed"
@@ -139,6 +141,7 @@ VARIANTS: Mapping[str, Variant] = {
     "budget-early": Variant(
         has_twin=True,
         twin_comes_late=True,
+        twin_shares={"low": 0.7, "high": 0.3},
         first_cost_step=8,
         budget_weights={"low": 200.0, "high": 0.0},
     ),

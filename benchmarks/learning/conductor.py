@@ -56,11 +56,11 @@ written before any run of seeds 941 to 943, with the promises above; tried on tu
 
 12. `--variant names-longer` and `--variant outages-longer`: two rounds of imitation at least, which also show every name of
    the vocabulary twice as often in the copying exercises.
-13. `--variant budget-early`: a dollar costs 200 under `low`, from step 8 on, when the answers are good and the choice between
-   the twins is still open. At the price of 120 the two cost about as much as they are worth, and by step 32 none was ever
-   sampled but the dear one. The warm start imitates 450 steps without the twin first: with it from the beginning, tuning
-   seed 1 still sent .35 of the calls to a worker of their kind after four rounds. And it asks the twin in .7 of the calls
-   under `low` and in .3 under `high`: at equal odds the policy never read the budget (seed 1: the same dollars under both).
+13. `--variant budget-early`: a dollar costs 200 under `low`, from the first step on. At the price of 120 the twin was hardly
+   worth its errors, and by the step at which dollars counted none was ever sampled but the dear one (so too from step 8 on).
+   The warm start imitates 450 steps without the twin first: with it from the beginning, tuning seed 1 still sent .35 of the
+   calls to a worker of their kind after four rounds. And it asks the twin in .7 of the calls under `low` and in .3 under
+   `high`: at equal odds the policy never read the budget.
 """
 
 from __future__ import annotations

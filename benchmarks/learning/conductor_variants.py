@@ -142,7 +142,6 @@ VARIANTS: Mapping[str, Variant] = {
         has_twin=True,
         twin_comes_late=True,
         twin_shares={"low": 0.7, "high": 0.3},
-        first_cost_step=8,
         budget_weights={"low": 200.0, "high": 0.0},
     ),
     "outages-longer": Variant(down=DOWN, unavailable="visible", max_turns=8, min_rounds=2),

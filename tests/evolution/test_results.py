@@ -1,6 +1,12 @@
 """The results of a batch: one match for each combination of prompts."""
 
-from agentic_prompting.evolution import Attempt, AttemptText, SystemPrompt, collect_matches, truth_of
+from agentic_prompting.evolution import (
+    Attempt,
+    AttemptText,
+    SystemPrompt,
+    collect_matches,
+    truth_of,
+)
 
 
 def test_each_combination_of_prompts_is_a_match():

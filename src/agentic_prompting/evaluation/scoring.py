@@ -101,9 +101,19 @@ def score_records(
             texts = [_text_to_score(record, name in READ_WHOLE) for record in scored_records]
             values = metric(texts, [record["answers"] for record in scored_records])
         for index, value in zip(indices, values, strict=True):
-            metric_scores[index] = None if value is None else float(value)
+            metric_scores[index] = _read_score(value, name)
         scores[name] = metric_scores
     return scores
+
+
+def _read_score(value: Any, metric: str) -> float | None:
+    """Read what a metric has returned for one answer: a number or `None`."""
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"the metric {metric} must return a number or None for each answer, not {value!r:.80}"
+        ) from None
 
 
 async def score_rollouts(

@@ -114,6 +114,9 @@ def evolve(arguments: Sequence[str]) -> int:
             print_text("held out: not measured, because the run stopped early")
         for name, usage in result.usage.items():
             print_text(f"{name}: {_describe_usage(usage)}")
+        total = sum(usage.cost_usd for usage in result.usage.values())
+        if total:
+            print_text(f"together: ${total:.4f}")
         print_text(f"written to {folder}: system_prompt.txt, state.json")
 
     # The reasons were logged by the evolution itself.

@@ -38,7 +38,7 @@ class EvaluateOptions(LargeLLM, TaskRows, Tracing):
     config: Path | None = option("A table, such as examples/configs/eval_prorefine_table1.yaml.")
     run: Path | None = option("A trained agent's folder.")
     base: str | None = option(
-        "With --run of E-SPL: the model before training. Both are asked under the first and the final prompt."
+        "With --run: the model before training, asked the same. Of E-SPL both, under the first and the final prompt."
     )
     baselines: bool = option(
         "With --run of a conductor: its workers alone, routers, best-of-n, random plans beside it.",
@@ -90,14 +90,10 @@ def evaluate(arguments: Sequence[str]) -> int:
         )
     if options.baselines and options.run is None:
         raise ValueError("--baselines needs --run with the folder of a trained conductor")
+    if options.base is not None and options.run is None:
+        raise ValueError("--base needs --run with the folder of a trained agent")
     if options.compare is not None:
         return _compare(options.compare, options.json)
-    # Only a run of E-SPL has a first prompt beside its final one.
-    has_population = options.run is not None and (options.run / POPULATION).is_file()
-    if options.base is not None and not has_population and not options.baselines:
-        raise ValueError(
-            f"--base needs --run with a folder of E-SPL, which holds {POPULATION}, or --baselines"
-        )
     # Judges are metrics of their own names from now on.
     options.start_tracing()
     judges = [register_judge(name) for name in options.judge or ()]
@@ -228,7 +224,7 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
             # answers are not asked for again.
             systems |= baselines_at_cost(pool, ask(), run.name)
         evaluation = ask()
-    # All are compared with the trained conductor, or the untrained agent under the first prompt.
+    # All are compared with the first one: the trained conductor, or else the untrained agent.
     comparisons: Sequence[Comparison] = []
     if options.base is not None or options.baselines:
         comparisons = compare_systems(evaluation, next(iter(systems)))
@@ -286,6 +282,10 @@ def _systems_of_run(
     if options.baselines:
         identity = _identity(options, options.base, run)
         return {run.name: trained, "untrained": AgentSystem(untrained, identity)}
+    # Only a run of E-SPL has a first prompt beside its final one.
+    if not (run / POPULATION).is_file():
+        identity = _identity(options, options.base, run)
+        return {"untrained": AgentSystem(untrained, identity), run.name: trained}
 
     # Base and trained weights, each under the first and the final prompt.
     systems = {}

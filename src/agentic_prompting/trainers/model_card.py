@@ -185,6 +185,7 @@ def create_card(
     environment_name = None
     if agent.environment is not None and not hasattr(agent.environment, "chat"):
         environment_name = name_of(agent.environment)
+    is_program = agent.environment is not None and agent.environment.play_episode is not None
 
     # Fill the template.
     system_prompt = agent.spec.system_prompt
@@ -202,6 +203,7 @@ def create_card(
         address_argument=address_argument,
         environment_name=environment_name,
         has_environment=agent.environment is not None,
+        is_program=is_program,
         system_prompt=fence(system_prompt) if system_prompt else None,
         prompt_template=fence(agent.spec.prompt_template),
         evaluation=describe_evaluation(folder),

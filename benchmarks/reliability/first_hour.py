@@ -294,7 +294,7 @@ MISTAKES = {
     "wrong type of a value": Mistake(
         TRAIN, "max_steps", config=YAML.replace("max_steps: 2", "max_steps: many")
     ),
-    "no YAML": Mistake(TRAIN, "is no YAML", config="a: [1\n"),
+    "no YAML": Mistake(TRAIN, "is not YAML", config="a: [1\n"),
     "missing file": Mistake("check-env own:Store --dataset nowhere.csv", "nowhere.csv"),
     "missing column": Mistake(
         "check-env own:Store --dataset mine.csv --columns question=reqest", "reqest.*request"

@@ -24,12 +24,13 @@ from agentic_prompting.evaluation import (
     save_run,
     write_tables,
 )
-from agentic_prompting.llm import Budget, LLMError, ReplayCache, charge
+from agentic_prompting.llm import Budget, LLMError, ReplayCache, Usage, charge
 from agentic_prompting.records import only_writer
 
 from .config import TableConfig
 from .estimates import average_results, over_seeds, wald_column
 from .figures import draw_figures, write_case
+from .optimise import calls_to_score_once
 from .systems import Lessons, Unavailable, Workshop, connect
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class TableRun:
         notes (`dict[tuple[str, str], str]`): Remarks on a system's row, such as that an optimiser has found
             nothing.
         files (`dict[str, Path]`): The tables by kind, the pictures by name.
+        spent (`dict[str, Usage]`): Tokens and dollars by model, those of optimisers and of earlier runs included.
     """
 
     evaluation: Evaluation
@@ -58,6 +60,7 @@ class TableRun:
     not_asked: dict[tuple[str, str], str] = field(default_factory=dict)
     notes: dict[tuple[str, str], str] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
+    spent: dict[str, Usage] = field(default_factory=dict)
 
 
 def run_table(
@@ -96,6 +99,7 @@ def run_table(
         tasks, lessons, models = (
             _sandbox_parts(config, run) if sandbox else _real_parts(config, cache, stack)
         )
+        _check_calls(config, lessons)
         budget = Budget(config.budget_usd, config.budget_tokens, folder / "spending.sqlite")
         charge(budget, **{name: chat for name, (chat, _) in models.items()})
         try:
@@ -113,9 +117,22 @@ def run_table(
                 parts.append(part)
         except (EvaluationStopped, LLMError) as error:  # the latter of an optimiser
             raise EvaluationStopped(f"{error}. Spent so far: {budget}") from None
+    run.spent = budget.by_account()
     run.evaluation = _together(parts) if seeds else parts[0]
     _finish(run, config, folder, sandbox, seeds)
     return run
+
+
+def _check_calls(config: TableConfig, lessons: Mapping[str, Lessons]) -> None:
+    """Raise `ValueError` if an optimiser may not make the calls that its first prompt's score takes."""
+    for system in config.systems:
+        for lesson in lessons.values():
+            needed = calls_to_score_once(system.kind, lesson.train, lesson.validation)
+            if needed > config.calls_budget:
+                raise ValueError(
+                    f"calls_budget is {config.calls_budget}, and {system.name} needs {needed} calls to score its "
+                    "first prompt: raise calls_budget, or lower train_rows"
+                )
 
 
 def _evaluated(

@@ -294,7 +294,7 @@ MISTAKES = {
     "wrong type of a value": Mistake(
         TRAIN, "max_steps", config=YAML.replace("max_steps: 2", "max_steps: many")
     ),
-    "no YAML": Mistake(TRAIN, "is no YAML", config="a: [1\n"),
+    "no YAML": Mistake(TRAIN, "is not YAML", config="a: [1\n"),
     "missing file": Mistake("check-env own:Store --dataset nowhere.csv", "nowhere.csv"),
     "missing column": Mistake(
         "check-env own:Store --dataset mine.csv --columns question=reqest", "reqest.*request"
@@ -325,13 +325,13 @@ MISTAKES = {
     "nothing to learn": Mistake(
         f"evolve {OWN} --policy-model=calm --reference-model=large {SERVERS}"
         " --problems-per-step=4 --steps=1 --output-dir=runs/nothing",
-        "nothing was learned.*--grammar free",
+        "nothing was learned.*grammar='free'",
     ),
     "flat reward": Mistake(
         "flat.py", "reward is flat.*every reward is 0.5", "model", survives=True
     ),
     "reward of a column in meta": Mistake(
-        "script.py reward=unknown_column meta=gold", r"gold.*meta\[i\]\['gold'\]", "model"
+        "script.py reward=unknown_column meta=gold", r"gold.*meta\[i\]\)\['gold'\]", "model"
     ),
     "call of a tool that is not there": Mistake(
         """check-env own:till --request '{"name": "ad", "arguments": {"amount": 5}}'""",

@@ -438,6 +438,55 @@ def test_a_file_of_your_own_is_split(tmp_path, monkeypatch, capsys):
     assert {result["answers"] for result in record["results"]} == {4}
     assert all(f"flag {i}" in requests for i in range(10))
     assert "found no better prompt" in (tmp_path / "out" / "table.md").read_text()
+    assert set(record["usage"]) == {"model", "editor"} and record["cost_usd"] == 0
+
+
+def closed_model_table(tmp_path, server, **changes):
+    """The command that fills a table of OPRO and its start prompt on rows of one's own, at a server."""
+    lines = "".join(f"Which colour has flag {i}?;blue\n" for i in range(10))
+    (tmp_path / "mine.csv").write_text("request;reply\n" + lines)
+    model = f'{{base_url: "{server.base_url}", price: [1, 1]}}'
+    text = f"""
+title: Mine
+tasks: [mine.csv]
+columns: {{question: request, answer: reply}}
+held_out: 0.4
+n: null
+runs: 1
+metrics: [exact_match]
+calls_budget: {changes.get("calls_budget", 30)}
+budget_usd: 10
+models: {{model: {model}, editor: {model}}}
+systems: {{start: {{kind: prompted, prompt: &start "Answer."}}, opro: {{prompt: *start}}}}
+"""
+    return ["evaluate", "--config", str(written(tmp_path, text)), "--output-dir", "out"]
+
+
+def test_a_budget_of_the_command_replaces_the_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with MisbehavingServer(say=lambda request: "Answer: blue") as server:
+        command = closed_model_table(tmp_path, server)
+        assert status(*command, "--budget-usd", "0.000001") == 1
+        assert "budget" in capsys.readouterr().err
+        assert status(*command) == 0
+    assert "spent on this table so far: $0.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("calls", "words", "message"),
+    [
+        (5, [], "opro needs 6 calls"),
+        (30, ["--environment-model", "m"], "--environment-model is for --run"),
+        (30, ["--replay-cache", "replies.sqlite"], "--replay-cache is for --run"),
+    ],
+)
+def test_a_table_that_cannot_be_filled_asks_nothing(
+    tmp_path, monkeypatch, capsys, calls, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    with MisbehavingServer(say=lambda request: "Answer: blue") as server:
+        assert status(*closed_model_table(tmp_path, server, calls_budget=calls), *words) == 2
+        assert message in capsys.readouterr().err and not server.requests
 
 
 def test_the_table_for_a_closed_model_in_the_sandbox(tmp_path):

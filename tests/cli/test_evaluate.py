@@ -89,6 +89,22 @@ def test_a_named_program_plays_a_free_text_agent(run, asking_policy, mine, tmp_p
     (result,) = json.loads(out)["results"]
     assert result["estimates"]["exact_match"]["mean"] == 0.5
 
+    # The model before training, which no trainer has saved, in the same program.
+    base = tmp_path / "base"
+    shutil.copytree(asking_policy, base)
+    (base / "agentic_prompting.json").unlink()
+    status, out, err = run(
+        "evaluate",
+        *("--run", trained, "--base", base, *mine),
+        *("--program", f"{tmp_path}/own_agent.py:program"),
+        *("--output-dir", tmp_path / "both", "--json"),
+    )
+    assert status == 0, err
+    record = json.loads(out)
+    assert [result["system"] for result in record["results"]] == ["untrained", "run"]
+    assert {comparison["second"] for comparison in record["comparisons"]} == {"untrained"}
+    assert "format" not in record["results"][0]["estimates"], "a program has no tags"
+
     # Without the program the weights answer alone, and a line says so.
     (trained / "rollouts").mkdir(exist_ok=True)
     (trained / "rollouts" / "log.jsonl").write_text('{"program/calls": 1}\n')
@@ -165,8 +181,8 @@ def test_what_prompt_and_weights_are_worth(
     [
         ([], "--config FILE, --run RUN --dataset FILE, or --compare FOLDER FOLDER"),
         (
-            ["--run", "RUN", "--base", "b", "--dataset", "mine.csv"],
-            "--base needs --run with a folder of E-SPL",
+            ["--base", "b", "--compare", "one", "other"],
+            "--base needs --run",
         ),
         (["--run", "RUN"], "name the rows: --dataset FILE"),
         (

@@ -44,6 +44,8 @@ def short(completions, **columns):
     return [0.0] * len(completions)
 
 async def agent(row, base_url, api_key): ...
+
+command = ["stand-in", "{question}"]
 """
 
 
@@ -63,6 +65,7 @@ def parts(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "own_agent", raising=False)
+    return tmp_path
 
 
 def test_check_env_plays_one_task_in_a_harness(run, parts):
@@ -175,6 +178,20 @@ def test_the_trainer_of_a_harness(parts, monkeypatch):
     )
     assert type(arguments["environment"]) is Program and len(arguments["train_dataset"]) == 2
     assert [function.__name__ for function in arguments["reward_funcs"]] == ["short"]
+    words = ["--program=own_agent:command", "--dataset=tasks.jsonl", "--shows", str(parts)]
+    arguments = trainer_of(monkeypatch, *words, "--reward", "own_agent:tests_pass")
+    assert list(arguments["environment"].workspace.shows) == [str(parts)]
+    assert arguments["environment"]._reward_function(None, None) == 1.0
+
+
+@pytest.mark.parametrize("words", [["--shows", "x"], ["--reward", "own_agent:tests_pass"]])
+def test_a_program_is_not_given_what_it_ignores(parts, words):
+    rows = ["--dataset", "tasks.jsonl", "--output_dir", "out", "--use_cpu", "true"]
+    script, args, model = parse_method_options(
+        "agent", ["--program", "own_agent:agent", *words, *rows, "--bf16", "false"]
+    )
+    with pytest.raises(ValueError, match="CommandProgram"):
+        script.build_trainer(args, model, ExitStack())
 
 
 @pytest.mark.parametrize(

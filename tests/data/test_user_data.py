@@ -179,6 +179,13 @@ def test_what_is_wrong_with_ones_own_data_is_said(data, options, message):
         load_task("nowhere.csv")
 
 
+def test_a_file_with_another_ending_is_a_file(tmp_path):
+    path = tmp_path / "rows.txt"
+    path.write_text("question\tanswer\nx\ty\n")
+    with pytest.raises(ValueError, match=r"rows.txt does not end as .*\.tsv"):
+        load_task(str(path), columns={"answer": "answer"})
+
+
 def test_the_row_of_a_frame_and_of_a_file_is_named(tmp_path):
     rows = [{"question": "q", "answer": "a"}, {"question": None, "answer": "a"}]
     with pytest.raises(

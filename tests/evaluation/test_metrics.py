@@ -16,6 +16,7 @@ from agentic_prompting.evaluation import (
     find_metrics,
     load_run,
     save_run,
+    score_records,
     semantic_similarity,
 )
 from agentic_prompting.rewards import REASONING_SCORERS, exact_match, math_match, token_f1
@@ -112,6 +113,15 @@ def test_every_set_has_a_metric_of_a_known_name():
         assert TASKS[name].metrics[0] == scorer.__name__
     with pytest.raises(ValueError, match="unknown metric 'exact'; known: exact_match"):
         find_metrics(["exact"])
+
+
+def test_a_metric_that_returns_no_number_is_named():
+    def verbose(predictions, answers):
+        return [(1.0, "well done")] * len(predictions)
+
+    record = {"answer": "Nairobi", "answers": ["Nairobi"]}
+    with pytest.raises(ValueError, match="the metric verbose must return a number"):
+        score_records([record], {"verbose": verbose})
 
 
 def test_what_a_grader_cannot_tell_is_left_out_of_the_mean():

@@ -232,4 +232,4 @@ def test_halves_of_surrogate_pairs_are_replaced():
         '[{"op": "add", "text": "a \ud800 b"}]',
     ):
         (edit,) = parse_edits(reply).edits
-        assert edit.text == "a ? b"
+        assert edit.text == "a \ufffd b"

@@ -1,6 +1,12 @@
 """The results of a batch: one match for each combination of prompts."""
 
-from agentic_prompting.evolution import Attempt, AttemptText, SystemPrompt, collect_matches
+from agentic_prompting.evolution import (
+    Attempt,
+    AttemptText,
+    SystemPrompt,
+    collect_matches,
+    truth_of,
+)
 
 
 def test_each_combination_of_prompts_is_a_match():
@@ -25,3 +31,9 @@ def test_each_combination_of_prompts_is_a_match():
     attempts = tuple(Attempt(f"text {index}", index / 20) for index in (9, 10, 11))
     assert second[1].problems[0].attempts == attempts
     assert second[1].problems[1].attempts[2].reward is None
+
+
+def test_a_row_without_answers_says_so():
+    """A metric may read other columns, and an empty line would look like an empty answer."""
+    assert truth_of({"answers": ["Paris", 4.0]}) == "Paris | 4"
+    assert truth_of({"question": "q"}) == truth_of({"answers": []}) == "not given"

@@ -207,9 +207,11 @@ def test_a_few_calls_are_as_patient_as_many(calls):
         assert [future.result(30).error for future in waiting] == [None] * calls
 
 
-def test_patience_ends():
+def test_patience_ends(caplog):
     with OpenAIChat("m", unused_url(), max_retries=2, patience=0.5) as chat:
         assert "was down for as long as a call waits" in str(ask(chat, "lone").result(30).error)
+        ask(chat, "another").result(30)
+    assert sum("is down" in message for message in caplog.messages) == 1, "a wait is not silent"
 
 
 def test_being_refused_is_not_being_dead():

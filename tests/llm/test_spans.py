@@ -163,7 +163,7 @@ def test_no_key_is_in_a_trace(monkeypatch):
 def test_span_text_with_half_surrogate_pair_is_sent():
     with traced(content=True) as found:
         complete(ScriptedChat(["half \ud83d of a pair"]), "q")
-    assert found.text.encode() and "half ? of a pair" in found.text
+    assert r"half \ufffd of a pair" in found.text
 
 
 def test_chat_span_has_address_and_sends_traceparent():

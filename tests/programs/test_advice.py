@@ -64,6 +64,18 @@ def test_most_rollouts_with_a_single_call(turns, n, warned, caplog):
     ] * warned
 
 
+@pytest.mark.parametrize(("asks", "warned"), [(False, True), (True, False)])
+def test_a_program_that_raises_before_any_request(asks, warned, caplog):
+    async def agent(row, say):
+        if asks:
+            await say([Q])
+        raise ConnectionError
+
+    play_program(program_of(agent), n=2)
+    assert [text for text in warnings_in(caplog) if "base_url" in text][1:] == []
+    assert any("base_url" in text for text in warnings_in(caplog)) == warned
+
+
 @pytest.mark.parametrize(("length", "warned"), [(900, True), (9, False)])
 def test_replies_that_are_cut_are_counted_and_warned_of(length, warned, caplog):
     async def agent(row, say):

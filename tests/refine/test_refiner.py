@@ -196,3 +196,16 @@ def test_an_optimizer_that_writes_no_tag_is_warned_about(caplog):
         in record.message
     )
     assert "4 no tag" in record.message
+
+
+def test_verdicts_that_cannot_be_read_are_warned_about(caplog):
+    def critic(messages):
+        return "Just be careful."
+
+    def small(messages, max_tokens=9):
+        return Reply("a b", finish_reason="stop")
+
+    refiner = ProRefiner(small, critic, critic, verifier=critic, max_steps=1)
+    results = refiner.refine_all("Think.", ["A?", "B?"], progress=False)
+    assert [result.verdict for result in results] == ["none", "none"]
+    assert any("2 of 2 verdicts on a first answer" in message for message in caplog.messages)

@@ -743,7 +743,8 @@ def test_bad_arguments(tiny_policy, rows, tmp_path):
     ):
         arguments(tmp_path, prompts_per_step=3)
     assert arguments(tmp_path, prompts_per_step=2).describe_batch() == (
-        "a batch is 2 problems x 2 prompts (prompts_per_step) x 2 rollouts (num_generations) = 8 rollouts"
+        "a batch is 2 problems x 2 prompts (prompts_per_step) x 2 rollouts (num_generations) = 8 rollouts "
+        "(per_device_train_batch_size x processes x steps_per_generation = 8 x 1 x 1)"
     )
     with pytest.raises(ValueError, match="between 0 and 1"):
         arguments(tmp_path, p_crossover=1.2)

@@ -84,3 +84,20 @@ def test_a_flat_first_step_is_warned_of(tiny_policy, rows, tmp_path, caplog):
     assert 0 < logs[0]["groups/diversity"] <= 1
     messages, _ = train("differing")
     assert messages == []
+
+
+def test_a_function_that_scores_nothing_is_named(tiny_policy, rows, tmp_path, caplog):
+    def silent(rollout, **columns):
+        return [None] * len(rollout)
+
+    def by_length(rollout, **columns):
+        return [float(len(one.turns)) for one in rollout]
+
+    options = {"reward_funcs": [by_length, silent]}
+    trainer = trainer_for(tiny_policy, tmp_path, rows, options=options)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
+    with caplog.at_level(logging.WARNING):
+        trainer.train()
+    messages = [record.message for record in caplog.records if "first batch" in record.message]
+    assert [message for message in messages if "silent" in message]
+    assert not [message for message in messages if "by_length" in message]

@@ -69,6 +69,14 @@ def test_infinite_rewards_are_left_out(caplog):
     assert "3 infinite rewards" in caplog.text
 
 
+def test_nan_rewards_are_named_once(caplog):
+    guarded = guard_reward_function(lambda completions, **columns: [float("nan"), 0.5, None])
+    for _ in range(2):
+        assert guarded(completions=[""] * 3)[1:] == [0.5, None]
+    (line,) = caplog.messages
+    assert "NaN for 1 of 3" in line
+
+
 WRONG = {
     "None": (lambda n: None, "returned None"),
     "a number": (lambda n: 0.5, "returned a float"),

@@ -12,6 +12,7 @@ from agentic_prompting import (
     LLMEnvironment,
     MultiTurnGRPOConfig,
     MultiTurnGRPOTrainer,
+    Program,
     PromptR1Config,
     PromptR1Reward,
     PromptR1Trainer,
@@ -90,6 +91,19 @@ def test_an_argument_wins_over_what_was_saved(model, rows, tmp_path, caplog):
     spec = trainer_of(str(model), tmp_path / "out", rows, grammar=TagGrammar()).spec
     assert spec.grammar == TagGrammar() and spec.prompt_template == prompt_r1_template()
     assert "was saved with another grammar" in caplog.text
+
+
+def test_a_template_that_a_program_never_shows_is_not_missed(model, rows, tmp_path, caplog):
+    program = Program(lambda row, base_url, api_key: "done")
+    trainer_of(
+        str(model),
+        tmp_path / "out",
+        rows,
+        MultiTurnGRPOTrainer,
+        MultiTurnGRPOConfig,
+        environment=program,
+    )
+    assert "prompt template" not in caplog.text
 
 
 class Free:

@@ -4,7 +4,9 @@ GEPA and TextGrad are their authors' packages (extra `[optimizers]`) with our [`
 its published algorithm; E-SPL is [`~evolution.evolve`], prompts alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+
+from agentic_prompting.evaluation.systems import Row
 
 from .common import Found, Objective
 from .espl import optimise_espl
@@ -20,10 +22,29 @@ OPTIMISERS: Mapping[str, Callable[..., Found]] = {
 }
 """By name: functions of an [`Objective`] and the prompt to begin with."""
 
+
+def calls_to_score_once(
+    optimiser: str, rows: Sequence[Row], validation: Sequence[Row] | None = None
+) -> int:
+    """The calls that an optimiser needs for the score of its first prompt, before it can change it.
+
+    Args:
+        optimiser (`str`): One of [`OPTIMISERS`].
+        rows (`Sequence[Mapping]`): Its training rows.
+        validation (`Sequence[Mapping]`, *optional*): As for [`Objective`].
+    """
+    if optimiser == "opro":
+        return len(rows)
+    if optimiser in ("gepa", "textgrad"):
+        return len(rows) - len(rows) // 2 if validation is None else len(validation)
+    return 0  # E-SPL samples problems, and stops by itself
+
+
 __all__ = [
     "OPTIMISERS",
     "Found",
     "Objective",
+    "calls_to_score_once",
     "optimise_espl",
     "optimise_gepa",
     "optimise_opro",

@@ -149,6 +149,9 @@ def _print_episodes(rollouts: Sequence[Rollout], spec: AgentSpec, tools: Sequenc
         print_turns(rollout)
         if is_program and rollout.answer is not None:
             print_styled(f"answer         {rollout.answer}")
+        elif is_program and rollout.error is None:
+            # Such a rollout trains, so that nothing else says why it earns nothing.
+            print_styled(f"no answer      the program returned none: {rollout.status}")
 
 
 def _failed_observations(rollouts: Sequence[Rollout], has_tools: bool) -> list[Observation]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..agent import PromptAgent
     from ..environments import Worker
     from ..evaluation import Comparison, Evaluation
+    from ..llm import Usage
 
 POPULATION = "population.json"
 
@@ -37,7 +38,7 @@ class EvaluateOptions(LargeLLM, TaskRows, Tracing):
     config: Path | None = option("A table, such as examples/configs/eval_prorefine_table1.yaml.")
     run: Path | None = option("A trained agent's folder.")
     base: str | None = option(
-        "With --run of E-SPL: the model before training. Both are asked under the first and the final prompt."
+        "With --run: the model before training, asked the same. Of E-SPL both, under the first and the final prompt."
     )
     baselines: bool = option(
         "With --run of a conductor: its workers alone, routers, best-of-n, random plans beside it.",
@@ -45,7 +46,7 @@ class EvaluateOptions(LargeLLM, TaskRows, Tracing):
     )
     samples: int = option("With --run: how often each question is asked.", 1)
     metric: list[str] | None = list_option(
-        "Metrics instead of the table's: ours, or those of the package `evaluate`, by name."
+        "Metrics instead of the table's: ours, those of the package `evaluate`, or your own of --judge, by name."
     )
     judge: list[str] | None = list_option(
         "Your own score in addition: module:name of judge(answer, answers), from 0 to 1."
@@ -71,6 +72,7 @@ class Results:
     files: Mapping[str, Path]
     comparisons: Sequence[Comparison]
     left_out: Mapping[str, str]  # reasons by system
+    spent: Mapping[str, Usage] = field(default_factory=dict)  # by model, of a table
 
 
 def evaluate(arguments: Sequence[str]) -> int:
@@ -88,14 +90,10 @@ def evaluate(arguments: Sequence[str]) -> int:
         )
     if options.baselines and options.run is None:
         raise ValueError("--baselines needs --run with the folder of a trained conductor")
+    if options.base is not None and options.run is None:
+        raise ValueError("--base needs --run with the folder of a trained agent")
     if options.compare is not None:
         return _compare(options.compare, options.json)
-    # Only a run of E-SPL has a first prompt beside its final one.
-    has_population = options.run is not None and (options.run / POPULATION).is_file()
-    if options.base is not None and not has_population and not options.baselines:
-        raise ValueError(
-            f"--base needs --run with a folder of E-SPL, which holds {POPULATION}, or --baselines"
-        )
     # Judges are metrics of their own names from now on.
     options.start_tracing()
     judges = [register_judge(name) for name in options.judge or ()]
@@ -117,10 +115,12 @@ def evaluate(arguments: Sequence[str]) -> int:
         print_error(f"stopped; the same command goes on from {folder}")
         return INTERRUPTED
 
-    # The JSON on standard output is the file of the table with two more fields.
+    # The JSON on standard output is the file of the table with a few more fields.
     if options.json:
         record = json.loads(results.files["json"].read_text(encoding="utf-8"))
         record["skipped"] = results.left_out
+        record["usage"] = {name: asdict(usage) for name, usage in results.spent.items()}
+        record["cost_usd"] = sum(usage.cost_usd for usage in results.spent.values())
         record["files"] = {name: str(path) for name, path in results.files.items()}
         print_json(record)
     else:
@@ -139,6 +139,14 @@ def _print_results(results: Results) -> None:
         print_table(differences_table(results.comparisons))
     for name, reason in results.left_out.items():
         print_text(f"left out: {name}: {reason}")
+    if results.spent:
+        from ..llm.budget import describe_accounts
+
+        # The columns of the table are means per answer, without what the optimisers have cost.
+        total = sum(usage.cost_usd for usage in results.spent.values())
+        print_text(
+            f"spent on this table so far: ${total:.4f}, by model: {describe_accounts(results.spent)}"
+        )
     print("written to " + ", ".join(str(path) for path in results.files.values()))
 
 
@@ -216,7 +224,7 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
             # answers are not asked for again.
             systems |= baselines_at_cost(pool, ask(), run.name)
         evaluation = ask()
-    # All are compared with the trained conductor, or the untrained agent under the first prompt.
+    # All are compared with the first one: the trained conductor, or else the untrained agent.
     comparisons: Sequence[Comparison] = []
     if options.base is not None or options.baselines:
         comparisons = compare_systems(evaluation, next(iter(systems)))
@@ -274,6 +282,10 @@ def _systems_of_run(
     if options.baselines:
         identity = _identity(options, options.base, run)
         return {run.name: trained, "untrained": AgentSystem(untrained, identity)}
+    # Only a run of E-SPL has a first prompt beside its final one.
+    if not (run / POPULATION).is_file():
+        identity = _identity(options, options.base, run)
+        return {"untrained": AgentSystem(untrained, identity), run.name: trained}
 
     # Base and trained weights, each under the first and the final prompt.
     systems = {}
@@ -346,7 +358,7 @@ def _fill_table(options: EvaluateOptions, table: Any) -> Results:
     # The title is the first line of the Markdown file.
     title = filled.files["md"].read_text(encoding="utf-8").split("\n")[0].lstrip("# ")
     left_out = {**filled.skipped, **filled.left_out}
-    return Results(title, filled.files, filled.comparisons, left_out)
+    return Results(title, filled.files, filled.comparisons, left_out, filled.spent)
 
 
 def _load_table(options: EvaluateOptions, judges: Sequence[str]) -> Any:
@@ -363,6 +375,12 @@ def _load_table(options: EvaluateOptions, judges: Sequence[str]) -> Any:
             f"{config} does not exist; in examples/configs/ there are {', '.join(names)}"
         )
     table = tables.load_config(config)
+    _refuse_options_of_run(options)
+    # A limit of the options replaces that of the table.
+    if options.budget_usd is not None:
+        table = replace(table, budget_usd=options.budget_usd)
+    if options.budget_tokens is not None:
+        table = replace(table, budget_tokens=options.budget_tokens)
     # Rows of the options replace those of the table; optimisers learn from the rows not held out.
     if options.dataset is not None:
         table = replace(table, tasks=[options.dataset], train_task=None, averages={})
@@ -381,6 +399,25 @@ def _load_table(options: EvaluateOptions, judges: Sequence[str]) -> Any:
             sandbox={**table.sandbox, "metrics": sandbox_metrics},
         )
     return table
+
+
+def _refuse_options_of_run(options: EvaluateOptions) -> None:
+    """Raise `ValueError` for an option that would have no effect on a table: its models are in its file."""
+    for name in (
+        "environment",
+        "environment_model",
+        "environment_base_url",
+        "environment_client",
+        "environment_max_tokens",
+    ):
+        if getattr(options, name) is not None:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is for --run: the models of a table are in its file, under `models:`"
+            )
+    if options.replay_cache is not None:
+        raise ValueError(
+            "--replay-cache is for --run: a table records its replies in replies.sqlite of its folder"
+        )
 
 
 def _with_judges(metrics: Any, judges: Sequence[str]) -> Any:

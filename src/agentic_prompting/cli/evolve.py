@@ -21,6 +21,7 @@ from ..evolution import (
 )
 from ..llm import LLMError, Usage
 from ..llm.guard import describe
+from ..llm.types import cost_in_words
 from ..records import atomic_write, only_writer
 from .headroom_pointer import point_to_headroom
 from .loader import REWARDS, load_reward, register_selections
@@ -113,6 +114,9 @@ def evolve(arguments: Sequence[str]) -> int:
             print_text("held out: not measured, because the run stopped early")
         for name, usage in result.usage.items():
             print_text(f"{name}: {_describe_usage(usage)}")
+        total = sum(usage.cost_usd for usage in result.usage.values())
+        if total:
+            print_text(f"together: ${total:.4f}")
         print_text(f"written to {folder}: system_prompt.txt, state.json")
 
     # The reasons were logged by the evolution itself.
@@ -187,10 +191,7 @@ def _describe_usage(usage: Usage) -> str:
     text = f"{usage.prompt_tokens:,} tokens read, {usage.completion_tokens:,} written"
     if usage.estimated_tokens:
         text += f" ({usage.estimated_tokens:,} of them estimated)"
-    # Tokens that cost nothing have no known price, or the price 0.
-    if usage.tokens and not usage.cost_usd:
-        return f"{text}, $0 or no price known"
-    return f"{text}, ${usage.cost_usd:.4f}"
+    return f"{text}, {cost_in_words(usage.cost_usd, was_used=usage.tokens > 0)}"
 
 
 def _connect_parts(

@@ -112,18 +112,34 @@ class AgentArguments(DataAndEnvironment):
 
     def build_program(self, reward: Callable[..., Any] | None = None) -> AgentProgram:
         """The program that the options name."""
-        if self.program is not None:
-            # Your own program as it is, or a function or a command made into one.
-            program = load_object(self.program, "program")
-            if isinstance(program, AgentProgram):
-                return program
-            return Program(program) if callable(program) else CommandProgram(program)
-        # A known harness runs in work folders of its own, one for each rollout.
+        # A command runs in work folders of its own, one for each rollout.
         workspace = Workspace(
             source=self.source,
             keep_failed=self.keep_failed,
             shows=self.shows or (),
             isolation=self.isolation,  # type: ignore[arg-type]  # which checks it
         )
+        if self.program is not None:
+            # Your own program as it is, or a function or a command made into one.
+            program = load_object(self.program, "program")
+            if not isinstance(program, AgentProgram) and not callable(program):
+                return CommandProgram(program, workspace=workspace, reward=reward)
+            self._refuse_work_folder(workspace, reward)
+            return program if isinstance(program, AgentProgram) else Program(program)
         harness = get_harness(str(self.harness), self.dialect, self.ask)
         return CommandProgram(harness, workspace=workspace, reward=reward)
+
+    def _refuse_work_folder(
+        self, workspace: Workspace, reward: Callable[..., Any] | None = None
+    ) -> None:
+        """Raise `ValueError` for options that would have no effect on a program made in Python."""
+        if workspace != Workspace():
+            raise ValueError(
+                "--keep_failed, --source, --shows and --isolation are for a harness or a list of texts: "
+                f"{self.program} has a workspace of its own, CommandProgram(..., workspace=Workspace(...))"
+            )
+        if reward is not None:
+            raise ValueError(
+                f"a reward that reads the work folder is part of {self.program}: "
+                "CommandProgram(..., reward=...)"
+            )

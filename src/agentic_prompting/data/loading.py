@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .files import check_files, read_records_from_files
+from .files import FILE_READERS, check_files, read_records_from_files
 from .records import (
     Record,
     SourceRows,
@@ -103,6 +104,11 @@ def load_task(
         task_name, records = read_user_data(data, columns or {})
     else:
         # A named data set, from files or from the Hub.
+        if Path(name).suffix and Path(name).is_file():
+            raise ValueError(
+                f"{name} does not end as a file of rows does ({', '.join(FILE_READERS)}); a text with tabs "
+                "between its columns is a .tsv, in UTF-8"
+            )
         if columns is not None:
             raise ValueError(
                 f"columns is for your own data only, but {name!r} is the name of a data set"

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ..llm.types import cost_in_words
+
 HEADROOM_FILE = "headroom.json"
 
 Panel = Literal["score", "gain", "share"]
@@ -96,7 +98,7 @@ class HeadroomFigures:
     @property
     def spending(self) -> str:
         """Calls and dollars in words."""
-        return f"{self.calls:,} calls, ${self.cost_usd:.4f}"
+        return f"{self.calls:,} calls, {cost_in_words(self.cost_usd, was_used=self.calls > 0)}"
 
     def lines(self) -> list[str]:
         """A line for each figure, then calls and dollars."""

@@ -101,9 +101,19 @@ def score_records(
             texts = [_text_to_score(record, name in READ_WHOLE) for record in scored_records]
             values = metric(texts, [record["answers"] for record in scored_records])
         for index, value in zip(indices, values, strict=True):
-            metric_scores[index] = None if value is None else float(value)
+            metric_scores[index] = _read_score(value, name)
         scores[name] = metric_scores
     return scores
+
+
+def _read_score(value: Any, metric: str) -> float | None:
+    """Read what a metric has returned for one answer: a number or `None`."""
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"the metric {metric} must return a number or None for each answer, not {value!r:.80}"
+        ) from None
 
 
 async def score_rollouts(
@@ -147,14 +157,14 @@ async def score_rollouts(
 
 
 def format_scores(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
-    """R_fmt (eq 10) of each record whose trajectory has an agent's turns; `None` for others and for
-    failures.
+    """R_fmt (eq 10) of each record whose trajectory has an agent's turns; `None` for others, for
+    failures, and for agent programs, whose turns have a form of their own.
     """
     scores: list[float | None] = []
     for record in records:
         # Only an agent's trajectory has turns, and only an answered record has a score.
         turns = _turns_of(record)
-        if not _is_answered(record) or not turns:
+        if not _is_answered(record) or not turns or _is_of_program(record):
             scores.append(None)
             continue
         texts = [turn["text"] for turn in turns]
@@ -287,6 +297,12 @@ def _text_to_score(record: Mapping[str, Any], read_whole: bool) -> str:
 def _turns_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     trajectory = record.get("trajectory")
     return trajectory.get("turns", []) if isinstance(trajectory, Mapping) else []
+
+
+def _is_of_program(record: Mapping[str, Any]) -> bool:
+    """Whether an agent program has answered, which counts its calls."""
+    trajectory = record.get("trajectory")
+    return isinstance(trajectory, Mapping) and "program/calls" in trajectory.get("counts", {})
 
 
 def _iterations_of(record: Mapping[str, Any]) -> float | None:

@@ -17,6 +17,7 @@ from typing import Any
 import json_repair
 
 from ..llm import strip_thoughts
+from ..llm.surrogates import replace_surrogates
 from .system_prompt import Edit
 
 # The names that LLMs give to the fields of an edit.
@@ -122,7 +123,7 @@ def parse_edits(text: str) -> ParsedEdits:
 
 
 def _parse(text: str) -> ParsedEdits:
-    text = _replace_surrogates(final_text(text)).replace("\r\n", "\n")
+    text = replace_surrogates(final_text(text)).replace("\r\n", "\n")
     blocks = _read_blocks(text)
     if blocks.found:
         return blocks
@@ -419,15 +420,7 @@ def _read_edit(record: dict[str, Any]) -> Edit | None:
 def _text_of(value: object) -> str:
     if isinstance(value, list):
         return " ".join(map(_text_of, value))
-    return "" if value is None else _replace_surrogates(str(value))
-
-
-def _replace_surrogates(text: str) -> str:
-    """Return the text without halves of surrogate pairs.
-
-    JSON can write them (`\\ud800`), but no file or tokenizer can represent them.
-    """
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return "" if value is None else replace_surrogates(str(value))
 
 
 def _read_blocks(text: str) -> ParsedEdits:

@@ -273,9 +273,13 @@ def question_of(row: Mapping[str, Any]) -> str:
 
 
 def truth_of(row: Mapping[str, Any]) -> str:
-    """Return the accepted answers of a dataset row in one line."""
+    """Return the accepted answers of a dataset row in one line.
+
+    A reward may read other columns: a row without answers says so to the reference LLM.
+    """
     answers = row.get("answers") or ()
-    return answers if isinstance(answers, str) else " | ".join(map(value_text, answers))
+    text = answers if isinstance(answers, str) else " | ".join(map(value_text, answers))
+    return text or "not given"
 
 
 # The matrix of mean rewards -----------------------------------------------------------------------

@@ -109,7 +109,7 @@ async def score(
         name = getattr(reward, "__name__", type(reward).__name__)
         raise TypeError(
             f"the reward {name} must return one number or None for each of the {len(scorable)} "
-            f"completions, not {repr(returned)[:200]}"
+            f"completions, not {repr(returned)[:80]}; with words, a pair of the number and a text"
         ) from None
     return judgements
 

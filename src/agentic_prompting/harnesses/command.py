@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from ..llm import ServerFailed, fill
 from ..llm.spans import carrier
+from ..llm.surrogates import replace_surrogates
 from ..programs.failures import LimitExceeded, ProgramFailed
 from .bubblewrap import paths_of
 from .harness import Harness
@@ -149,18 +150,11 @@ def read_output(line: str) -> str | dict[str, Any]:
         fields["answer"] = answer or ""
         fields.pop("reward", None)
         returned: dict[str, Any] = json.loads(
-            _replace_surrogates(json.dumps(fields, ensure_ascii=False))
+            replace_surrogates(json.dumps(fields, ensure_ascii=False))
         )
         return returned
     except (ValueError, RecursionError):
         return line
-
-
-def _replace_surrogates(text: str) -> str:
-    """Replace halves of surrogate pairs, which JSON can hold, and no tokenizer and no file
-    takes.
-    """
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _read_float(text: str) -> float | str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..llm import Misconfigured
+from ..llm.surrogates import replace_surrogates
 
 logger = logging.getLogger(__name__)
 
@@ -122,9 +123,7 @@ class Harness:
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None
         answer = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        # JSON can hold half a surrogate pair, which no tokenizer and no file takes.
-        answer = answer.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return answer.strip() or None
+        return replace_surrogates(answer).strip() or None
 
 
 def _look_up(value: Any, keys: Sequence[str]) -> Any:

@@ -56,7 +56,7 @@ def resolve_environment(
     if [has_environment, has_tools_only, has_factory].count(True) != 1:
         raise TypeError(
             "pass one of environment=, tools= and environment_factory= (tools= may go with "
-            "environment_factory=); environment=None is for an agent without environment"
+            "environment_factory=); environment=None trains without one, as trl.GRPOTrainer does"
         )
     # A class in TRL's form, maybe with a reward.
     if factory is not None:

@@ -193,6 +193,17 @@ class _Gate:
         self._request_ended.set()
 
 
+def describe_accounts(by_account: Mapping[str, Usage]) -> str:
+    """List accounts with their dollars and tokens on one line."""
+    accounts = []
+    for name, usage in by_account.items():
+        tokens = f"{usage.tokens:,} tokens"
+        if usage.estimated_tokens:
+            tokens += f", {usage.estimated_tokens:,} of them estimated"
+        accounts.append(f"{name} ${usage.cost_usd:.4f} ({tokens})")
+    return ", ".join(accounts) or "nothing"
+
+
 class Budget(SharedFile):
     """A total limit, and the book of what each account has spent. Safe to use from several threads.
 
@@ -368,13 +379,7 @@ class Budget(SharedFile):
 
     def __str__(self) -> str:
         """List the accounts: `environment $1.2000 (34,567 tokens), judge $0.0100 (890 tokens)`."""
-        accounts = []
-        for name, usage in self.by_account().items():
-            tokens = f"{usage.tokens:,} tokens"
-            if usage.estimated_tokens:
-                tokens += f", {usage.estimated_tokens:,} of them estimated"
-            accounts.append(f"{name} ${usage.cost_usd:.4f} ({tokens})")
-        text = ", ".join(accounts) or "nothing"
+        text = describe_accounts(self.by_account())
         if self._fault is not None:
             text += f" (the book {self.path} is out of reach: {self._fault})"
         return text

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .endpoint_errors import MAX_READ_LENGTH, error_from_body, error_from_choice, is_filtered
+from .surrogates import replace_surrogates
 from .types import BadReply, LLMError, Refused, Reply
 from .usage import TokenCounts, read_token_counts
 
@@ -138,9 +139,7 @@ def _read_content(content: object) -> str:
         content = "".join(texts)
     if not isinstance(content, str):
         return ""
-    # A reply cut inside an emoji can contain half a surrogate pair, which tokenizers and SQLite
-    # reject.
-    return content.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return replace_surrogates(content)
 
 
 def _quote(body: bytes) -> str:

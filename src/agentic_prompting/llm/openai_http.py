@@ -14,6 +14,7 @@ import asyncio
 import email.utils
 import io
 import json
+import logging
 import math
 import os
 import random
@@ -39,6 +40,8 @@ from .openai_call import ChatCall, Endpoint
 from .spans import carrier
 from .types import BadReply, BadRequest, LLMError, Misconfigured, Reply, TimedOut, Unreachable
 from .usage import estimate_prompt_tokens
+
+logger = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 10.0
 # How long an idle connection is kept. Shorter than servers keep it: a request is lost if the server
@@ -104,6 +107,8 @@ class Http:
         self.model = chat.model
         self.account = account
         self.breaker = CircuitBreaker()
+        self._where = f"{chat.model} at {redact_url(chat.base_url)}"
+        self._has_warned = False
         url = urlsplit(chat.base_url)
         self._url = url._replace(path=url.path.rstrip("/") + "/chat/completions").geturl()
 
@@ -222,12 +227,24 @@ class Http:
         is_refused = isinstance(cause, aiohttp.ClientConnectorError)
         is_before_last_retry = call.attempts == call.max_retries > 1
         has_not_answered = self.breaker.answered < call.started
+        was_up = not self.breaker.pause
         self.breaker.dead(
             is_probe, is_certain=is_refused and is_before_last_retry and has_not_answered
         )
+        if was_up and self.breaker.pause:
+            self._warn_of_outage(reply.error, call.patience)
         # A probe serves all calls, so it costs no retry.
         if is_refused and is_probe:
             call.max_retries += 1
+
+    def _warn_of_outage(self, error: LLMError | None, patience: float) -> None:
+        """Log one warning for a client whose endpoint is down, so that a long wait is not silent."""
+        if self._has_warned or error is None:
+            return
+        self._has_warned = True
+        # The text of a server is not shown: it may quote the key.
+        reason = error.message if error.status is None else f"HTTP {error.status}"
+        logger.warning("%s is down (%s); a call waits %g s for it", self._where, reason, patience)
 
     def _wait_before_retry(
         self,

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
 
 from .masking import mask_secrets
+from .surrogates import replace_surrogates
 from .types import Message, Reply
 
 if TYPE_CHECKING:
@@ -105,8 +106,7 @@ class _Traces:
 
     def mask(self, value: object, key: str | None = None) -> str:
         """Return a text without secrets and halves of surrogate pairs, which cannot be sent."""
-        masked = mask_secrets(str(value), key, *self.secrets)
-        return masked.encode("utf-8", "replace").decode()
+        return replace_surrogates(mask_secrets(str(value), key, *self.secrets))
 
 
 _traces: _Traces | None = None

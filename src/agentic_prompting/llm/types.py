@@ -174,6 +174,13 @@ class Usage:
         )
 
 
+def cost_in_words(cost_usd: float, was_used: bool) -> str:
+    """Return dollars as text. What was used and cost nothing has the price 0, or none that is known."""
+    if was_used and not cost_usd:
+        return "$0 or no price known"
+    return f"${cost_usd:.4f}"
+
+
 @dataclass(frozen=True)
 class Reply:
     """The outcome of one call: a text or an error, never both.

@@ -95,8 +95,8 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.model}: {self.parameters / 1e9:.2f} billion parameters, "
-            f"{self.trained / 1e9:.2f} trained; {self.layout}",
+            f"{self.model}: {_count_in_words(self.parameters)} parameters, "
+            f"{_count_in_words(self.trained)} trained; {self.layout}",
             f"GiB on one GPU, {self.batch} rollouts of {self.context} tokens in a micro-batch:",
         ]
 
@@ -122,6 +122,13 @@ class Plan:
             lines.append(f"for the launch: --accelerate-config {accelerate_config}")
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def _count_in_words(parameters: int) -> str:
+    """A number of parameters, in billions or in millions."""
+    if parameters >= 1e8:
+        return f"{parameters / 1e9:.2f} billion"
+    return f"{parameters / 1e6:.2f} million"
 
 
 def plan(

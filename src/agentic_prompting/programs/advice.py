@@ -118,6 +118,15 @@ class Advice:
             "for",
         )
 
+    def warn_of_unused_address(self) -> None:
+        """Warn of a program that raised before it sent a request: its calls may go elsewhere."""
+        self.warn_once(
+            "address",
+            "a program raised before any request reached its address. If it calls another one, give "
+            "its client the base_url and api_key that it gets (a command: OPENAI_BASE_URL and "
+            "OPENAI_API_KEY)",
+        )
+
     def warn_once(self, topic: str, text: str) -> None:
         """Log a warning, if it is the first on its topic."""
         if topic not in self._warned:

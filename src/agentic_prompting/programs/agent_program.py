@@ -463,7 +463,10 @@ class AgentProgram(Environment, ABC):
     async def _look_at_calls(self, session: Session, error: LLMError | None) -> None:
         """Warn about common problems of programs."""
         calls = session.tree.calls
+        has_raised = isinstance(error, ProgramFailed)
         self._advice.warn_of_model_names(calls, self.model, self.models)
+        if has_raised and not session.has_requests:
+            self._advice.warn_of_unused_address()
         # The comparison of histories takes time: it is left out once it has found something.
         changed_message = ""
         if self._advice.wants_changed_message:
@@ -472,7 +475,7 @@ class AgentProgram(Environment, ABC):
             calls,
             ignored_settings=session.ignored_settings,
             changed_message=changed_message,
-            has_raised=isinstance(error, ProgramFailed),
+            has_raised=has_raised,
         )
 
 

@@ -26,6 +26,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from ..llm import Misconfigured
 from ..llm.spans import under
+from ..llm.surrogates import replace_surrogates
 from .call_tree import Call
 from .connections import RolloutNetwork
 from .dialects import ChatCompletions, Google, Messages, Responses
@@ -413,17 +414,15 @@ def _parse_request(body: bytes, dialect: Dialect, path: str) -> CompletionReques
 
     Raises [`Refusal`], or whatever a body of an unknown shape causes.
     """
-    return dialect.read_request(_replace_surrogates(parse_json(body), body), path)
+    return dialect.read_request(_without_surrogates(parse_json(body), body), path)
 
 
-def _replace_surrogates(value: Any, body: bytes) -> Any:
+def _without_surrogates(value: Any, body: bytes) -> Any:
     """Replace halves of surrogate pairs, which JSON can contain and no tokenizer takes."""
     # Few bodies have any escape, and fewer have half a pair: the others need no second pass.
     if b"\\u" not in body or (b"\\ud" not in body and b"\\uD" not in body):
         return value
-    # UTF-16 holds halves as they are. Reading it replaces those without their other half.
-    text = json.dumps(value, ensure_ascii=False)
-    return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+    return json.loads(replace_surrogates(json.dumps(value, ensure_ascii=False)))
 
 
 async def _send_reply(

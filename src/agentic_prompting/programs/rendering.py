@@ -280,10 +280,16 @@ class Renderer:
             return Misconfigured(error.message)
         dropped_parts = [part for word, part in parts.items() if word not in rendered]
         if dropped_parts:
-            return Misconfigured(
+            message = (
                 f"the chat template drops {' and '.join(dropped_parts)}: an agent would lose them "
                 "unseen"
             )
+            if with_tools:
+                message += (
+                    "; use a model whose template writes calls of tools, such as Qwen3, or change the "
+                    "chat template in its folder"
+                )
+            return Misconfigured(message)
 
         # Whether calls are read back as the template writes them.
         problem = find_tool_problem(self._render_messages, _read_calls) if with_tools else ""

@@ -152,6 +152,11 @@ class Session:
             return 0.0
         return time.monotonic() - self._last_activity
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request has reached the session, of whatever kind."""
+        return self._request_count > 0
+
     # ---- before the body of a request is read ----
 
     def count_request(self) -> None:

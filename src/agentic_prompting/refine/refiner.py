@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -135,7 +135,7 @@ class ProRefiner(RefineSettings):
         # Check before the first call, and wait on the background loop.
         (checked_query,) = self._read_queries(prompt, [query])
         result = run(self.arefine(prompt, checked_query))
-        self._warn_of_missing_tags([result])
+        self._warn_of_unread_replies([result])
         return result
 
     def arefine(
@@ -241,7 +241,9 @@ class ProRefiner(RefineSettings):
                 if result.error is not None and result.error.fatal:
                     fatal_failures.append(result.error)
                 bar.update()
-        self._warn_of_missing_tags(results[number] for number in open_numbers if number in results)
+        self._warn_of_unread_replies(
+            [results[number] for number in open_numbers if number in results]
+        )
 
         if fatal_failures:
             failure = fatal_failures[0]
@@ -280,7 +282,21 @@ class ProRefiner(RefineSettings):
                     raise ValueError(f"query {number}: {error}") from None
         return queries
 
-    def _warn_of_missing_tags(self, results: Iterable[RefinementResult]) -> None:
+    def _warn_of_unread_replies(self, results: Sequence[RefinementResult]) -> None:
+        """Log a warning for each role whose replies could not be read."""
+        self._warn_of_missing_tags(results)
+        # A verifier that is a function may be undecided on purpose.
+        if isinstance(self.verifier, ChatModel):
+            verdicts = [result.verdict for result in results if not result.failures]
+            unread_count = verdicts.count("none")
+            if unread_count:
+                logger.warning(
+                    f"{unread_count} of {len(verdicts)} verdicts on a first answer could not be read "
+                    "(no <ACCURACY> tags), so these answers were refined as wrong ones are: use a model "
+                    "that follows its instructions (prompts.verifier_role), or raise its max_tokens"
+                )
+
+    def _warn_of_missing_tags(self, results: Sequence[RefinementResult]) -> None:
         """Log one warning about all replies of the optimizer that had no new prompt."""
         # Count the replies of the optimizer, and those without a new prompt by their fault.
         reply_count = 0

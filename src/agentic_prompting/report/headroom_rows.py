@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..evaluation import wilson_interval
+from ..llm.types import cost_in_words
 from .rollout_records import gradient_counts
 from .run_summary import RunSummary
 
@@ -105,4 +106,5 @@ def _spending(run: RunSummary) -> str:
         return UNKNOWN
     requests = sum(len(record.get("observations") or ()) for record in run.rollouts)
     dollars = sum(float(record.get("cost_usd") or 0) for record in run.rollouts)
-    return f"{requests:,} requests of the agent, ${dollars:.4f}"
+    cost = cost_in_words(dollars, was_used=requests > 0)
+    return f"{requests:,} requests of the agent, {cost}"

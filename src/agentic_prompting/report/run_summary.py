@@ -94,7 +94,7 @@ class RunSummary:
         if not any(contents):
             raise FileNotFoundError(
                 f"nothing to report in {run}: no rollouts/, no {POPULATION}, no {HEADROOM_FILE}, no refinement results "
-                "or answers (*.jsonl)"
+                "or answers (*.jsonl); a table is shown once it is finished"
             )
         return summary
 

@@ -33,9 +33,9 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..llm import Message
+from ..llm.surrogates import replace_surrogates
 from .grammar import Grammar, TagGrammar, Turn
 from .tool_templates import find_tool_problem
-from .types import replace_surrogates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

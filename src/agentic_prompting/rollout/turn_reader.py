@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from .types import replace_surrogates
+from ..llm.surrogates import replace_surrogates
 
 _THINK = "<think>"
 _END_OF_THINK = "</think>"

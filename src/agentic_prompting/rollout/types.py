@@ -19,7 +19,6 @@ from ..llm.numbers import value_text
 from .grammar import Turn
 
 _REFERENCE = re.compile(r"#(\d{1,3})")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Status = Literal["running", "answered", "out_of_turns", "truncated", "malformed", "failed"]
 
@@ -385,11 +384,6 @@ def transcript(rollout: Rollout) -> str:
         if has_reply and rollout.observations[number].error is None:
             pieces.append(f"[reply] {rollout.observations[number].text.strip()}")
     return "\n".join(pieces)
-
-
-def replace_surrogates(text: str) -> str:
-    """Replace each half of a surrogate pair, which neither UTF-8 nor a tokenizer can represent."""
-    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def turn_seed(seed: int, turn: int) -> int:

@@ -172,7 +172,7 @@ class BatchMonitor:
         if batch.position.is_training:
             self.some_failed = bool(failed.any())
             if batch.position.step == 0 and self.process_index == 0:
-                self._check_first_batch(facts, totals.tolist(), batch.position.group_size)
+                self._check_first_batch(facts, rewards, totals.tolist(), batch.position.group_size)
 
         # Record the rollouts of this process.
         first_index = self.process_index * len(batch.rollouts)
@@ -201,17 +201,22 @@ class BatchMonitor:
         return BatchSummary(metrics=metrics, totals=totals, failed=failed, stop_reason=stop_reason)
 
     def _check_first_batch(
-        self, facts: Sequence[RolloutFacts], totals: Sequence[float], group_size: int
+        self,
+        facts: Sequence[RolloutFacts],
+        rewards: torch.Tensor,
+        totals: Sequence[float],
+        group_size: int,
     ) -> None:
         """Log a warning if the first batch of a run cannot train anything.
 
-        Many rollouts without an answer point to a mistake in the prompt. Otherwise the rewards may
-        be flat.
+        A reward function that scores nothing has a mistake. Many rollouts without an answer point
+        to one in the prompt. Otherwise the rewards may be flat.
         """
         if self._checked_first_batch:
             return
         self._checked_first_batch = True
-        if self.failures.warn_about_format(facts, self.limits):
+        self._warn_about_missing_rewards(facts, rewards)
+        if self.failures.warn_about_format(facts, self.limits, self.has_environment):
             return
         reason = describe_flat_reward(facts, totals, group_size, self.has_environment)
         if reason:
@@ -221,6 +226,25 @@ class BatchMonitor:
                 "Troubleshooting",
                 reason,
             )
+
+    def _warn_about_missing_rewards(
+        self, facts: Sequence[RolloutFacts], rewards: torch.Tensor
+    ) -> None:
+        """Log a warning for each reward function that gave no rollout of a batch a reward."""
+        scorable_count = sum(fact.status != "failed" for fact in facts)
+        # With several environments a batch may have no rollout for a function.
+        if not scorable_count or self.measure_environments:
+            return
+        has_rewards = (~rewards.isnan()).any(dim=0).tolist()
+        for name, has_reward in zip(self.reward_names, has_rewards, strict=True):
+            if not has_reward:
+                logger.warning(
+                    "the reward function %s gave none of the %d rollouts of the first batch a "
+                    "reward: it returned None or NaN. Other reward functions count alone there; "
+                    "without any, nothing is learned",
+                    name,
+                    scorable_count,
+                )
 
     def check_logprob_difference(self, difference: float) -> None:
         """Log a warning, once, if the mean `sampling/logp_difference` exceeds [`LOGP_BOUND`]."""
@@ -537,8 +561,16 @@ class FailureWatch:
             return ""
         return f"every rollout of this run failed, the last with {self._last_cause}"
 
-    def warn_about_format(self, facts: Sequence[RolloutFacts], limits: Limits) -> bool:
+    def warn_about_format(
+        self, facts: Sequence[RolloutFacts], limits: Limits, has_environment: bool = True
+    ) -> bool:
         """Log a warning, once, if nearly all rollouts of the first step were cut off or malformed.
+
+        Args:
+            facts (`Sequence[RolloutFacts]`): The rollouts of all processes.
+            limits ([`Limits`]): Mentioned in the warning.
+            has_environment (`bool`, *optional*, defaults to `True`): Whether the agent may ask an
+                environment. Otherwise the prompt asks for no form.
 
         Returns:
             `bool`: Whether they were.
@@ -551,6 +583,16 @@ class FailureWatch:
         if self._warned_about_format:
             return True
         self._warned_about_format = True
+        if not has_environment and not malformed:
+            logger.warning(
+                "%d of %d completions of the first step were cut off at %d tokens, before their "
+                "end: raise max_completion_length= (and max_turn_tokens=, if it is set). They are "
+                "scored as they are, as in TRL, unless mask_truncated_completions=True",
+                truncated,
+                len(facts),
+                min(limits.max_turn_tokens, limits.max_tokens),
+            )
+            return True
         logger.warning(
             "%d of %d rollouts of the first step gave no answer in the form that the prompt asks "
             "for (%d cut off, %d fit no rule of the grammar). Look at some with `agentic-prompting "

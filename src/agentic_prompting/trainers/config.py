@@ -195,9 +195,14 @@ class MultiTurnGRPOConfig(GRPOConfig):
         sizes = [str(near) for near in (lower, lower + rollouts_per_problem) if near]
         return (
             f"the generation batch of {size}: make that {' or '.join(sizes)} "
-            "(per_device_train_batch_size x processes x steps_per_generation = "
-            f"{self.per_device_train_batch_size} x {self.world_size} x "
-            f"{self.steps_per_generation})"
+            f"({self._name_batch_factors()})"
+        )
+
+    def _name_batch_factors(self) -> str:
+        """Return the settings whose product is the size of the generation batch."""
+        return (
+            "per_device_train_batch_size x processes x steps_per_generation = "
+            f"{self.per_device_train_batch_size} x {self.world_size} x {self.steps_per_generation}"
         )
 
     def _check_vllm_sync(self) -> None:
@@ -429,7 +434,8 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
         return (
             f"a batch is {self.generation_batch_size // rollouts_per_problem} problems x "
             f"{self.prompts_per_step} prompts (prompts_per_step) x {self.num_generations} rollouts "
-            f"(num_generations) = {self.generation_batch_size} rollouts"
+            f"(num_generations) = {self.generation_batch_size} rollouts "
+            f"({self._name_batch_factors()})"
         )
 
     @property

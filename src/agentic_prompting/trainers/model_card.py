@@ -165,12 +165,13 @@ def create_card(
     all_tags = {*TAGS, *tags, *(method.lower() for method in agent.methods)}
     if sandbox_note:
         all_tags.add("sandbox")
+    is_adapter = hasattr(agent.model, "peft_config")
     # The header may name a base model only if it is on the Hub.
     is_hub_id = base_model is not None and "/" in base_model and base_model[0] not in "./"
     card_data = ModelCardData(
         base_model=base_model if is_hub_id else None,
         datasets=dataset,
-        library_name="peft" if hasattr(agent.model, "peft_config") else "transformers",
+        library_name="peft" if is_adapter else "transformers",
         pipeline_tag="text-generation",
         tags=sorted(all_tags),
     )
@@ -185,6 +186,7 @@ def create_card(
     environment_name = None
     if agent.environment is not None and not hasattr(agent.environment, "chat"):
         environment_name = name_of(agent.environment)
+    is_program = agent.environment is not None and agent.environment.play_episode is not None
 
     # Fill the template.
     system_prompt = agent.spec.system_prompt
@@ -200,8 +202,10 @@ def create_card(
         facts=list_facts(agent, base_model, is_sandbox=bool(sandbox_note)),
         large_model=_one_line(large_model),
         address_argument=address_argument,
+        is_adapter=is_adapter,
         environment_name=environment_name,
         has_environment=agent.environment is not None,
+        is_program=is_program,
         system_prompt=fence(system_prompt) if system_prompt else None,
         prompt_template=fence(agent.spec.prompt_template),
         evaluation=describe_evaluation(folder),

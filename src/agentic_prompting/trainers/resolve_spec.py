@@ -83,12 +83,17 @@ def resolve_spec(
     # The environment's grammar comes after the trainer's, and before the saved one.
     grammar = options.grammar
     environment_kwargs: Mapping[str, Any] = {}
+    uses_template = True
     if environment is not None:
         grammar = grammar or environment.grammar
         environment_kwargs = environment.chat_template_kwargs
+        # A program writes its prompts itself.
+        uses_template = environment.play_episode is None
 
     # Start from the saved form, else from the default.
-    saved = load_saved_spec(model, grammar, options.prompt_template, args, environment_name)
+    saved = load_saved_spec(
+        model, grammar, options.prompt_template, args, environment_name, uses_template
+    )
     if saved is not None:
         spec, origin = saved
     else:
@@ -156,6 +161,7 @@ def load_saved_spec(
     prompt_template: str | None,
     args: MultiTurnGRPOConfig,
     environment_name: str | None = None,
+    uses_template: bool = True,
 ) -> tuple[AgentSpec, str] | None:
     """Return the form that a model was saved with, and its file.
 
@@ -168,6 +174,8 @@ def load_saved_spec(
         prompt_template (`str`, *optional*): The trainer's argument, which takes precedence.
         args ([`MultiTurnGRPOConfig`]): The settings.
         environment_name (`str`, *optional*): Name of the environment if it is one of several.
+        uses_template (`bool`, *optional*, defaults to `True`): Whether the form writes the agent's
+            prompts. Otherwise nothing is logged.
     """
     file = _find_spec_file(model, args)
     if file is None:
@@ -197,7 +205,7 @@ def load_saved_spec(
                 f"{file}"
             )
 
-    if message and args.process_index == 0:
+    if message and uses_template and args.process_index == 0:
         logger.warning("%s", message)
     if spec is None:
         return None

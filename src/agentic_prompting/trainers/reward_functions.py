@@ -171,7 +171,7 @@ def guard_reward_function(function: RewardFunction) -> RewardFunction:
 
     After an `exit()` or the like, which code written by a model may call, the batch has no reward
     from the function, and a warning is logged. Ordinary exceptions are bugs in the function and are
-    raised.
+    raised. NaN counts as `None`, as in TRL; the first one of a function is logged.
 
     Args:
         function (`Callable`, `str` or `torch.nn.Module`): Reward models and their names are
@@ -179,6 +179,8 @@ def guard_reward_function(function: RewardFunction) -> RewardFunction:
     """
     if not callable(function) or isinstance(function, torch.nn.Module):
         return function
+
+    has_warned_about_nan = False
 
     def return_no_rewards(error: Exception, **columns: Any) -> list[None]:
         # An ordinary exception is a bug in the function, which the user must see.
@@ -192,7 +194,19 @@ def guard_reward_function(function: RewardFunction) -> RewardFunction:
         return [None] * len(columns["completions"])
 
     def check_return_value(value: object, **columns: Any) -> list[Any]:
-        return check_rewards(value, len(columns["completions"]), function)
+        nonlocal has_warned_about_nan
+        rewards = check_rewards(value, len(columns["completions"]), function)
+        nan_count = sum(bool(reward != reward) for reward in rewards)
+        if nan_count and not has_warned_about_nan:
+            has_warned_about_nan = True
+            logger.warning(
+                "the reward function %s returned NaN for %d of %d completions: it counts as None, "
+                "so these rollouts have no reward from it",
+                place_of(function),
+                nan_count,
+                len(rewards),
+            )
+        return rewards
 
     reward_function: Any = guard_function(
         function, return_no_rewards, check_return_value, kind="reward function"

@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from ...llm.types import cost_in_words
 from ...records import atomic_write
 from ..headroom_file import HEADROOM_FILE, HeadroomFigures
 from ..scoring import Estimate
@@ -116,9 +117,8 @@ class Headroom:
         # The last line: calls, cost and failures.
         calls = ", ".join(self._describe_spending(name) for name in self.calls)
         failed = f"; {self.failed} answers without a score" if self.failed else ""
-        lines.append(
-            f"Calls: {calls or 'none'}; ${self.cost_usd:.4f}, {self.seconds:.0f} s{failed}."
-        )
+        cost = cost_in_words(self.cost_usd, was_used=any(self.calls.values()))
+        lines.append(f"Calls: {calls or 'none'}; {cost}, {self.seconds:.0f} s{failed}.")
         return "\n".join(lines)
 
     def _describe_spending(self, part: str) -> str:

@@ -124,7 +124,7 @@ function operatorDid(operator, counts) {
   const sentences = [];
   if (calls !== undefined) sentences.push(`The ${oneLine(operator)} took ${plural(calls, "call")} of the reference LLM${failed ? `, of which ${number(failed)} failed` : ""}.`);
   if (proposed !== undefined) sentences.push(`${plural(proposed, "edit")} ${proposed === 1 ? "was" : "were"} proposed for single problems.`);
-  if (applied !== undefined) sentences.push(`${plural(applied, "edit")} of the final plan ${applied === 1 ? "was" : "were"} applied.`);
+  if (applied) sentences.push(`${plural(applied, "edit")} of the final plan ${applied === 1 ? "was" : "were"} applied.`);
   const refusals = Object.entries(counts).filter(([name, count]) => name.startsWith("refused/") && count);
   const reasons = refusals.map(([name, count]) => `${number(count)} (${oneLine(name.slice("refused/".length).replaceAll("_", " "))})`);
   if (reasons.length) sentences.push(`Edits refused: ${reasons.join(", ")}.`);

@@ -178,7 +178,7 @@ def variants_table(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def handed_on_by(kind: str) -> str:
-    """What a question of a kind hands on from one worker to another; empty for a single call."""
+    """What questions of this kind pass from one worker to the next; empty if they take a single call."""
     if kind == "record":
         return "hands on a record of twelve"
     # A kind has a letter for each of its calls.

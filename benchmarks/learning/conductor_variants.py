@@ -49,7 +49,7 @@ class Variant:
         max_turns (`int`): Turns of an episode.
         steps (`int`): Steps of training.
         first_cost_step (`int`): The step from which costs count, where rows have budgets.
-        budget_weights (`Mapping[str, float]`): What a dollar costs under each budget.
+        budget_weights (`Mapping[str, float]`): The reward that a dollar takes away, by budget.
         min_rounds (`int`): Rounds of imitation at least.
         max_rounds (`int`): Rounds of imitation at most, until calls go to the worker of their kind.
     """

@@ -36,7 +36,8 @@ from typing import Any
 
 from agentic_prompting.evaluation import paired_difference, wilson_interval
 from agentic_prompting.rewards import exact_match_reward
-from benchmarks.lab import RECORDS, Records, log, markdown, model_folder, quiet
+from benchmarks.lab import RECORDS, Records, log, markdown, quiet
+from benchmarks.real.small_agent import by_question, imitate, load_published, train_adapter
 
 SEEDS = (991, 992, 993)
 TUNING_SEEDS = (1, 2, 3)
@@ -145,16 +146,9 @@ def demonstrate(row: Mapping[str, Any], generator: random.Random) -> dict[str, A
 
 def measure(seed: int, folder: Path) -> dict[str, Any]:
     """Warm-start a model, train it, and ask it the held-out questions before, between and after."""
-    import torch
-    from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
     from agentic_prompting.interop import ToolEnvironment
-    from agentic_prompting.local import has_bf16_instructions
-    from agentic_prompting.rollout import AgentSpec, Limits, rollout_from_trace
-    from agentic_prompting.trainers import warm_start
+    from agentic_prompting.rollout import AgentSpec, Limits
 
     started = time.monotonic()
     rows = draw_rows(seed, TRAIN_ROWS + HELD_OUT)
@@ -169,87 +163,40 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
     )
 
     # The published model, under a template that shows tools.
-    source = model_folder("smollm2")
-    tokenizer = AutoTokenizer.from_pretrained(source)
+    model, tokenizer = load_published()
     tokenizer.chat_template = TEMPLATE
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     published = folder / "published"
     model.save_pretrained(published)
     tokenizer.save_pretrained(published)
 
     generator = random.Random(f"demonstrations {seed}")
-    chat_format = spec.create_format(tokenizer)
     traces = [demonstrate(row, generator) for row in train[:DEMONSTRATIONS]]
-    warm_start(
-        model,
-        tokenizer,
-        [rollout_from_trace(trace, spec, chat_format) for trace in traces],
-        folder / "sft",
-        max_steps=WARM_START_STEPS,
-        per_device_train_batch_size=8,
-        learning_rate=3e-5,
-        lr_scheduler_type="constant",
-        seed=seed,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        disable_tqdm=True,
+    warm = imitate(model, tokenizer, spec, traces, folder, seed, max_steps=WARM_START_STEPS)
+    training = train_adapter(
+        MultiTurnGRPOTrainer,
+        MultiTurnGRPOConfig,
+        warm,
+        environment,
+        exact_match_reward,
+        train,
+        spec,
+        folder,
+        seed,
+        STEPS,
     )
-    warm = folder / "warm_start"
-    model.save_pretrained(warm)
-    tokenizer.save_pretrained(warm)
-
     trained = folder / "trained"
-    trainer = MultiTurnGRPOTrainer(
-        model=str(warm),
-        environment=environment,
-        reward_funcs=exact_match_reward,
-        args=MultiTurnGRPOConfig(
-            output_dir=str(trained),
-            overwrite=True,
-            seed=seed,
-            max_steps=STEPS,
-            max_turns=2,
-            max_turn_tokens=spec.limits.max_turn_tokens,
-            max_completion_length=spec.limits.max_tokens,
-            temperature=0.7,
-            num_generations=8,
-            per_device_train_batch_size=8,
-            gradient_accumulation_steps=4,
-            learning_rate=5e-4,
-            lr_scheduler_type="constant",
-            beta=0.0,
-            use_cpu=True,
-            bf16=has_bf16_instructions(),
-            gradient_checkpointing=False,
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        ),
-        train_dataset=Dataset.from_list(train),
-        prompt_template="{question}",
-        peft_config=LoraConfig(
-            r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
-        ),
-    )
-    trainer.train()
-    trainer.save_model()
-    history = trainer.state.log_history
-    rewards = [round(entry["reward"], 3) for entry in history if "reward" in entry]
-    log(f"seed {seed}: rewards {rewards}")
+    log(f"seed {seed}: rewards {training['rewards']}")
 
     stages = {}
     for stage, model_of_stage in (("before", published), ("warm", warm), ("after", trained)):
         stages[stage] = ask(model_of_stage, environment, spec, test, seed)
         log(f"seed {seed}, {stage}: {_shares(stages[stage])}")
-    failed = sum(entry.get("rollout/failed", 0.0) for entry in history) * 32
     return {
         "seed": seed,
         "steps": STEPS,
         "seconds": round(time.monotonic() - started),
-        "rewards": rewards,
-        "failed_in_training": round(failed),
+        "rewards": training["rewards"],
+        "failed_in_training": training["failed"],
         **stages,
     }
 
@@ -287,8 +234,8 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for record in records:
         stages = [record[stage] for stage in ("before", "warm", "after")]
-        after = _by_question(record["after"])
-        gained = paired_difference(after, _by_question(record["warm"])).difference
+        after = by_question(record["after"])
+        gained = paired_difference(after, by_question(record["warm"])).difference
         right = record["after"]["right"]
         interval = wilson_interval(right.count("1"), len(right) - right.count("-"))
         failed = sum(stage["right"].count("-") for stage in stages) + record["failed_in_training"]
@@ -303,10 +250,6 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         rows.append((str(record["seed"]), *cells))
     titles = ("seed", "called", "right", "95 % interval", "by rewards", "failed", "minutes")
     return markdown(titles, rows)
-
-
-def _by_question(stage: Mapping[str, str]) -> dict[int, float]:
-    return {place: float(right) for place, right in enumerate(stage["right"]) if right != "-"}
 
 
 def main() -> None:

@@ -46,6 +46,7 @@ from agentic_prompting.rewards import exact_match
 from agentic_prompting.rollout import AgentSpec, AskGrammar, Limits, Rollout, Sample
 from agentic_prompting.sandbox.library import Fact, split_by_subject, town_facts
 from benchmarks.lab import RECORDS, Records, correct, log, markdown, model_folder, quiet
+from benchmarks.real.small_agent import by_question, imitate, load_published, train_adapter
 
 SEEDS = (951,)
 TUNING_SEEDS = (1,)
@@ -111,42 +112,47 @@ def make_pool(facts: Sequence[Fact]) -> dict[str, Worker]:
     }
 
 
+def draw_question(
+    kind: str, facts: Sequence[Fact], generator: random.Random
+) -> tuple[str, str, list[tuple[str, str]]]:
+    """A question of a kind of `SHARES`, its answer, and its plan: the worker and the request of each call."""
+    number = generator.randint(11, 999)
+    if kind == "fact":
+        fact = generator.choice(facts)
+        return fact.question, fact.value, [("archive", fact.question)]
+    if kind == "sum":
+        other = generator.randint(11, 999)
+        question = f"What is {number} plus {other}?"
+        return question, str(number + other), [("calculator", f"{number} + {other}")]
+
+    # The other kinds are about a year or a river.
+    relation = "founded" if kind == "fact, sum" else "river"
+    fact = generator.choice([fact for fact in facts if fact.relation == relation])
+    ask_archive = ("archive", fact.question)
+    if kind == "fact, sum":
+        question = f"What is {number} plus the year in which {fact.subject} was founded?"
+        answer = str(number + int(fact.value))
+        return question, answer, [ask_archive, ("calculator", f"#1 + {number}")]
+    answer = fact.value[::-1].lower()
+    if kind == "spell":
+        return f"Spell the word {fact.value} backwards.", answer, [("speller", fact.value)]
+    question = f"Spell the name of the river that flows through {fact.subject} backwards."
+    return question, answer, [ask_archive, ("speller", "#1")]
+
+
 def draw_rows(facts: Sequence[Fact], count: int, generator: random.Random) -> list[dict[str, Any]]:
-    """Different questions, each with its answer, its kind and its plan: the worker and the request of each call."""
-    years = [fact for fact in facts if fact.relation == "founded"]
-    rivers = [fact for fact in facts if fact.relation == "river"]
+    """Different questions, each with its answer, its kind and its plan."""
     rows: dict[str, dict[str, Any]] = {}
     while len(rows) < count:
         (kind,) = generator.choices(list(SHARES), list(SHARES.values()))
-        number = generator.randint(11, 999)
-        if kind == "fact":
-            fact = generator.choice(facts)
-            question, answer = fact.question, fact.value
-            plan = [("archive", fact.question)]
-        elif kind == "sum":
-            other = generator.randint(11, 999)
-            question, answer = f"What is {number} plus {other}?", str(number + other)
-            plan = [("calculator", f"{number} + {other}")]
-        elif kind == "spell":
-            word = generator.choice(rivers).value
-            question, answer = f"Spell the word {word} backwards.", word[::-1].lower()
-            plan = [("speller", word)]
-        elif kind == "fact, sum":
-            fact = generator.choice(years)
-            question = f"What is {number} plus the year in which {fact.subject} was founded?"
-            answer = str(number + int(fact.value))
-            plan = [("archive", fact.question), ("calculator", f"#1 + {number}")]
-        else:
-            fact = generator.choice(rivers)
-            question = f"Spell the name of the river that flows through {fact.subject} backwards."
-            answer = fact.value[::-1].lower()
-            plan = [("archive", fact.question), ("speller", "#1")]
-        row = {"question": question, "answers": [answer], "kind": kind}
-        # As texts: a data set wants columns of one type.
+        question, answer, plan = draw_question(kind, facts, generator)
         rows[question] = {
-            **row,
-            "workers_of_plan": [who for who, _ in plan],
-            "requests": [text for _, text in plan],
+            "question": question,
+            "answers": [answer],
+            "kind": kind,
+            # Two lists of texts: a data set wants columns of one type.
+            "workers_of_plan": [worker for worker, _ in plan],
+            "requests": [request for _, request in plan],
         }
     return list(rows.values())
 
@@ -213,93 +219,46 @@ def make_world(seed: int) -> tuple[dict[str, Worker], list[dict[str, Any]], list
 
 def measure(seed: int, folder: Path) -> dict[str, Any]:
     """Warm-start a conductor, train it, and ask it the held-out questions before, between and after."""
-    import torch
-    from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     from agentic_prompting import PromptR1Config, PromptR1Trainer
     from agentic_prompting.local import has_bf16_instructions
     from agentic_prompting.rewards import PromptR1Reward
-    from agentic_prompting.rollout import rollout_from_trace
-    from agentic_prompting.trainers import warm_start
 
     started = time.monotonic()
     pool, train, test = make_world(seed)
     environment = Workers(pool, names=NAMES, unavailable="failed", max_reply_chars=200)
     spec = AgentSpec(TEMPLATE, grammar=GRAMMAR, limits=LIMITS, sampling={"temperature": 0.7})
-    source = model_folder("smollm2")
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-
-    chat_format = spec.create_format(tokenizer)
     generator = random.Random(f"demonstrations {seed}")
     traces = asyncio.run(draw_demonstrations(train, environment, generator))
-    warm_start(
-        model,
-        tokenizer,
-        [rollout_from_trace(trace, spec, chat_format) for trace in traces],
-        folder / "sft",
+    warm = imitate(
+        *load_published(),
+        spec,
+        traces,
+        folder,
+        seed,
         max_steps=WARM_START_STEPS,
-        per_device_train_batch_size=8,
         learning_rate=5e-5,
-        lr_scheduler_type="constant",
-        seed=seed,
         bf16=has_bf16_instructions(),
-        use_cpu=True,
-        gradient_checkpointing=False,
-        disable_tqdm=True,
     )
-    warm = folder / "warm_start"
-    model.save_pretrained(warm)
-    tokenizer.save_pretrained(warm)
     warm_seconds = time.monotonic() - started
     stages = {"warm": ask(warm, environment, spec, test, seed)}
     log(f"seed {seed}, after {warm_seconds:.0f} s of warm start: {figures_of(stages['warm'])}")
 
-    trained = folder / "trained"
-    trainer = PromptR1Trainer(
-        model=str(warm),
-        environment=environment,
-        reward_funcs=PromptR1Reward(),
-        args=PromptR1Config(
-            output_dir=str(trained),
-            overwrite=True,
-            seed=seed,
-            max_steps=STEPS,
-            max_turns=LIMITS.max_turns,
-            max_turn_tokens=LIMITS.max_turn_tokens,
-            max_completion_length=LIMITS.max_tokens,
-            temperature=0.7,
-            num_generations=8,
-            per_device_train_batch_size=8,
-            gradient_accumulation_steps=4,
-            learning_rate=5e-4,
-            lr_scheduler_type="constant",
-            beta=0.0,
-            use_cpu=True,
-            bf16=has_bf16_instructions(),
-            gradient_checkpointing=False,
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        ),
-        train_dataset=Dataset.from_list(train),
-        prompt_template=TEMPLATE,
-        peft_config=LoraConfig(
-            r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
-        ),
+    training = train_adapter(
+        PromptR1Trainer,
+        PromptR1Config,
+        warm,
+        environment,
+        PromptR1Reward(),
+        train,
+        spec,
+        folder,
+        seed,
+        STEPS,
     )
-    trainer.train()
-    trainer.save_model()
-    history = trainer.state.log_history
-    rewards = [round(entry["reward"], 3) for entry in history if "reward" in entry]
-    failed = sum(entry.get("rollout/failed", 0.0) for entry in history) * 32
-    log(f"seed {seed}: rewards {rewards}")
+    log(f"seed {seed}: rewards {training['rewards']}")
 
-    stages["after"] = ask(trained, environment, spec, test, seed)
-    stages["before"] = ask(Path(source), environment, spec, test, seed)
+    stages["after"] = ask(folder / "trained", environment, spec, test, seed)
+    stages["before"] = ask(Path(model_folder("smollm2")), environment, spec, test, seed)
     for stage in ("before", "after"):
         log(f"seed {seed}, {stage}: {figures_of(stages[stage])}")
     return {
@@ -308,8 +267,8 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
         "seconds": round(time.monotonic() - started),
         "warm_seconds": round(warm_seconds),
         "kinds": [row["kind"] for row in test],
-        "rewards": rewards,
-        "failed_in_training": round(failed),
+        "rewards": training["rewards"],
+        "failed_in_training": training["failed"],
         **stages,
         "baselines": ask_baselines(pool, test, seed),
     }
@@ -390,13 +349,13 @@ def systems_table(records: Sequence[Mapping[str, Any]]) -> str:
         titles = {"before": "published", "warm": "after the warm start", "after": "trained"}
         systems = {title: record[stage]["correct"] for stage, title in titles.items()}
         systems |= record["baselines"]
-        trained = _by_question(record["after"]["correct"])
+        trained = by_question(record["after"]["correct"])
         for name, right in systems.items():
             interval = wilson_interval(right.count("1"), len(right))
             score = f"{right.count('1') / len(right):.3f} [{interval.low:.3f}, {interval.high:.3f}]"
             gained = ""
             if name != "trained":
-                difference = paired_difference(trained, _by_question(right)).difference
+                difference = paired_difference(trained, by_question(right)).difference
                 gained = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
             rows.append((record["seed"], name, score, gained))
     return markdown(("seed", "system", "exact match", "trained minus it"), rows)
@@ -439,10 +398,6 @@ def calls_table(records: Sequence[Mapping[str, Any]]) -> str:
         "failed",
     )
     return markdown(titles, rows)
-
-
-def _by_question(right: str) -> dict[int, float]:
-    return {place: float(result) for place, result in enumerate(right)}
 
 
 def print_world() -> None:

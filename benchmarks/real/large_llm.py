@@ -17,7 +17,7 @@ Protocol, written before the run of the reported seed.
    third repeat a whole sentence. Then 12 steps of `PromptR1Trainer` with LoRA, 4 questions of 8 rollouts each; the reward
    is the mean of exact match and token F1.
 3. Compared, on the same questions: the published model, the model after its warm start, the trained one; the same model
-   trained as long in a single turn, without the large LLM, from its own warm start on sentences without requests; the
+   trained as long in a single turn, without the large LLM, after a warm start of its own on right answers; the
    large LLM alone.
 4. Seed 955; tuning seed 1.
 5. Expected: the trained agent asks in at least .9 of the questions; its exact match is above the warm start and above
@@ -46,8 +46,9 @@ from agentic_prompting.sandbox.library import (
     split_by_subject,
     uneven_demonstrations,
 )
-from benchmarks.lab import RECORDS, Records, correct, log, markdown, model_folder, quiet
+from benchmarks.lab import RECORDS, Records, correct, log, markdown, model_folder, quiet, share
 from benchmarks.real.elements import draw_questions, element_facts
+from benchmarks.real.small_agent import by_question, imitate, load_published, train_adapter
 
 SEEDS = (955,)
 TUNING_SEEDS = (1,)
@@ -102,89 +103,25 @@ def ask_alone(chat: OpenAIChat, facts: Sequence[Fact]) -> dict[str, str]:
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
-def imitate(spec: AgentSpec, traces: Sequence[Mapping[str, Any]], folder: Path, seed: int) -> Path:
-    """The folder of the published model after it has imitated some demonstrations."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from agentic_prompting.rollout import rollout_from_trace
-    from agentic_prompting.trainers import warm_start
-
-    source = model_folder("smollm2")
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    chat_format = spec.create_format(tokenizer)
-    warm_start(
-        model,
-        tokenizer,
-        [rollout_from_trace(trace, spec, chat_format) for trace in traces],
-        folder / "sft",
-        max_steps=WARM_START_STEPS,
-        per_device_train_batch_size=8,
-        learning_rate=3e-5,
-        lr_scheduler_type="constant",
-        seed=seed,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        disable_tqdm=True,
-    )
-    saved = folder / "warm_start"
-    model.save_pretrained(saved)
-    tokenizer.save_pretrained(saved)
-    return saved
-
-
 def train(
     model: Path, environment: Any, spec: AgentSpec, facts: Sequence[Fact], folder: Path, seed: int
-) -> tuple[Path, list[float], int]:
-    """The folder of the trained agent, the mean reward of each step, and how many rollouts failed."""
-    from datasets import Dataset
-    from peft import LoraConfig
-
+) -> dict[str, Any]:
+    """Train on facts; the result is that of [`train_adapter`]."""
     from agentic_prompting import PromptR1Config, PromptR1Trainer
-    from agentic_prompting.local import has_bf16_instructions
 
-    trained = folder / "trained"
-    trainer = PromptR1Trainer(
-        model=str(model),
-        environment=environment,
-        reward_funcs=brief_answer_reward,
-        args=PromptR1Config(
-            output_dir=str(trained),
-            overwrite=True,
-            seed=seed,
-            max_steps=STEPS,
-            max_turns=spec.limits.max_turns,
-            max_turn_tokens=spec.limits.max_turn_tokens,
-            max_completion_length=spec.limits.max_tokens,
-            temperature=0.7,
-            num_generations=8,
-            per_device_train_batch_size=8,
-            gradient_accumulation_steps=4,
-            learning_rate=5e-4,
-            lr_scheduler_type="constant",
-            beta=0.0,
-            use_cpu=True,
-            bf16=has_bf16_instructions(),
-            gradient_checkpointing=False,
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        ),
-        train_dataset=Dataset.from_list([fact.as_row() for fact in facts]),
-        prompt_template=spec.prompt_template,
-        peft_config=LoraConfig(
-            r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
-        ),
+    rows = [fact.as_row() for fact in facts]
+    return train_adapter(
+        PromptR1Trainer,
+        PromptR1Config,
+        model,
+        environment,
+        brief_answer_reward,
+        rows,
+        spec,
+        folder,
+        seed,
+        STEPS,
     )
-    trainer.train()
-    trainer.save_model()
-    history = trainer.state.log_history
-    rewards = [round(entry["reward"], 3) for entry in history if "reward" in entry]
-    failed = sum(entry.get("rollout/failed", 0.0) for entry in history) * 32
-    return trained, rewards, round(failed)
 
 
 def measure(seed: int, chat: OpenAIChat, folder: Path, questions: int | None) -> dict[str, Any]:
@@ -205,41 +142,48 @@ def measure(seed: int, chat: OpenAIChat, folder: Path, questions: int | None) ->
         Library.prompt_template, grammar=Library.grammar, limits=limits, sampling=sampling
     )
     traces = uneven_demonstrations(train_facts, DEMONSTRATIONS, seed)
-    warm = imitate(spec, traces, folder / "asks", seed)
+    warm = imitate(
+        *load_published(), spec, traces, folder / "asks", seed, max_steps=WARM_START_STEPS
+    )
     stages = {
         "before": ask(Path(model_folder("smollm2")), environment, spec, rows, seed),
         "warm": ask(warm, environment, spec, rows, seed),
     }
     log(f"seed {seed}: {figures_of(stages)}")
-    trained, rewards, failed = train(warm, environment, spec, train_facts, folder / "asks", seed)
-    log(f"seed {seed}: rewards {rewards}")
-    stages["after"] = ask(trained, environment, spec, rows, seed)
+    asking = train(warm, environment, spec, train_facts, folder / "asks", seed)
+    log(f"seed {seed}: rewards {asking['rewards']}")
+    stages["after"] = ask(folder / "asks" / "trained", environment, spec, rows, seed)
 
-    # The same without it, in a single turn. Guesses alone cannot be imitated well: each sentence here is true.
+    # The same without it, in a single turn, after a warm start on right answers.
     alone_spec = AgentSpec(
         SINGLE_TURN_TEMPLATE,
         limits=Limits(max_turns=1, max_turn_tokens=24, max_tokens=24),
         grammar=Library.grammar,
         sampling=sampling,
     )
-    sentences = [
+    right_answers = [
         {**fact.as_row(), "turns": [fact.value], "observations": []}
         for fact in draw_questions(train_facts, DEMONSTRATIONS, seed)
     ]
-    warm_alone = imitate(alone_spec, sentences, folder / "alone", seed)
-    trained_alone, rewards_alone, failed_alone = train(
-        warm_alone, None, alone_spec, train_facts, folder / "alone", seed
+    warm_alone = imitate(
+        *load_published(),
+        alone_spec,
+        right_answers,
+        folder / "alone",
+        seed,
+        max_steps=WARM_START_STEPS,
     )
-    stages["single"] = ask(trained_alone, None, alone_spec, rows, seed)
+    single = train(warm_alone, None, alone_spec, train_facts, folder / "alone", seed)
+    stages["single"] = ask(folder / "alone" / "trained", None, alone_spec, rows, seed)
     log(f"seed {seed}: {figures_of(stages)}")
     return {
         "seed": seed,
         "llm": chat.model,
         "steps": STEPS,
         "seconds": round(time.monotonic() - started),
-        "rewards": rewards,
-        "rewards_single": rewards_alone,
-        "failed_in_training": failed + failed_alone,
+        "rewards": asking["rewards"],
+        "rewards_single": single["rewards"],
+        "failed_in_training": asking["failed"] + single["failed"],
         "relations": [fact.relation for fact in test_facts],
         "llm_alone": alone,
         **stages,
@@ -272,7 +216,7 @@ def ask(
 def figures_of(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
     """The shares of questions that each stage asked about and answered rightly."""
     return {
-        name: (_share(stage["asked"]), _share(stage["correct"])) for name, stage in stages.items()
+        name: (share(stage["asked"]), share(stage["correct"])) for name, stage in stages.items()
     }
 
 
@@ -282,7 +226,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         return "No run of it has been recorded yet."
     rows = []
     for record in records:
-        trained = _by_question(record["after"]["correct"])
+        trained = by_question(record["after"]["correct"])
         systems = [(STAGES[stage], record[stage]) for stage in STAGES]
         systems.append(("the large LLM alone", {"correct": record["llm_alone"]["right"]}))
         for title, measured in systems:
@@ -290,20 +234,12 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
             interval = wilson_interval(right.count("1"), len(right))
             gained = ""
             if title != STAGES["after"]:
-                difference = paired_difference(trained, _by_question(right)).difference
+                difference = paired_difference(trained, by_question(right)).difference
                 gained = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
-            asked = f"{_share(measured['asked']):.3f}" if "asked" in measured else ""
-            score = f"{_share(right):.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+            asked = f"{share(measured['asked']):.3f}" if "asked" in measured else ""
+            score = f"{share(right):.3f} [{interval.low:.3f}, {interval.high:.3f}]"
             rows.append((record["seed"], title, asked, score, gained))
     return markdown(("seed", "system", "asked", "exact match", "trained to ask minus it"), rows)
-
-
-def _share(results: str) -> float:
-    return results.count("1") / len(results)
-
-
-def _by_question(right: str) -> dict[int, float]:
-    return {place: float(result) for place, result in enumerate(right)}
 
 
 def main() -> None:
@@ -328,7 +264,7 @@ def main() -> None:
         if not options.json:
             facts = draw_questions(element_facts(), TUNING_QUESTIONS, TUNING_SEEDS[0])
             alone = ask_alone(chat, facts)
-            print(json.dumps({name: _share(results) for name, results in alone.items()}))
+            print(json.dumps({name: share(results) for name, results in alone.items()}))
             return
         seeds = TUNING_SEEDS if options.tuning else SEEDS
         questions = TUNING_QUESTIONS if options.tuning else None

@@ -42,7 +42,10 @@ def test_no_router_of_whole_questions_answers_the_ones_that_need_two_workers():
 def test_workers_say_what_they_cannot_do():
     assert calculate("What is 12 plus 30?") == calculate("12 + 30") == "42"
     assert calculate("1432 + Dalgate") == "this is no sum"
-    assert spell_backwards("the river Dorla") == "alrod" and spell_backwards("?!") != ""
+    assert (
+        spell_backwards("the river Dorla") == "alrod"
+        and spell_backwards("?!") == "there is no word"
+    )
 
 
 def test_demonstrations_are_well_formed_and_of_mixed_quality():

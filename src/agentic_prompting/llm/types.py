@@ -175,7 +175,7 @@ class Usage:
 
 
 def cost_in_words(cost_usd: float, was_used: bool) -> str:
-    """Return dollars as text. What was used and cost nothing has the price 0, or none that is known."""
+    """Return a cost in dollars as text. Use without a cost means a price of 0, or an unknown one."""
     if was_used and not cost_usd:
         return "$0 or no price known"
     return f"${cost_usd:.4f}"

@@ -1,0 +1,135 @@
+"""What the runs with SmolLM2 share: imitating demonstrations, training a LoRA adapter, and results by question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lab import model_folder
+
+ROLLOUTS = 32
+"""Rollouts of a step: 4 questions of 8."""
+
+
+def load_published() -> tuple[Any, Any]:
+    """SmolLM2 as it was published, and its tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = model_folder("smollm2")
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(source)
+
+
+def imitate(
+    model: Any,
+    tokenizer: Any,
+    spec: Any,
+    traces: Sequence[Mapping[str, Any]],
+    folder: Path,
+    seed: int,
+    **settings: Any,
+) -> Path:
+    """Let a model imitate demonstrations, 8 in a step. Returns the folder that it is saved to.
+
+    Args:
+        model (`PreTrainedModel`): Changed in place.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        spec ([`AgentSpec`]): The form of the demonstrations.
+        traces (`Sequence[Mapping]`): As [`rollout_from_trace`] takes them.
+        folder (`Path`): Gets `sft` and `warm_start`.
+        seed (`int`): Decides their order.
+        **settings: `max_steps`, `learning_rate` and other options of [`warm_start`].
+    """
+    from agentic_prompting.rollout import rollout_from_trace
+    from agentic_prompting.trainers import warm_start
+
+    chat_format = spec.create_format(tokenizer)
+    options = {
+        "per_device_train_batch_size": 8,
+        "learning_rate": 3e-5,
+        "lr_scheduler_type": "constant",
+        "seed": seed,
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "disable_tqdm": True,
+        **settings,
+    }
+    rollouts = [rollout_from_trace(trace, spec, chat_format) for trace in traces]
+    warm_start(model, tokenizer, rollouts, folder / "sft", **options)
+    saved = folder / "warm_start"
+    model.save_pretrained(saved)
+    tokenizer.save_pretrained(saved)
+    return saved
+
+
+def train_adapter(
+    trainer_class: Any,
+    config_class: Any,
+    model: Path,
+    environment: Any,
+    reward: Any,
+    rows: Sequence[Mapping[str, Any]],
+    spec: Any,
+    folder: Path,
+    seed: int,
+    steps: int,
+) -> dict[str, Any]:
+    """Train a LoRA adapter of a saved model in `folder / "trained"`.
+
+    Returns:
+        `dict`: `rewards`, the mean of each step, and `failed`, how many rollouts failed.
+    """
+    from datasets import Dataset
+    from peft import LoraConfig
+
+    from agentic_prompting.local import has_bf16_instructions
+
+    trainer = trainer_class(
+        model=str(model),
+        environment=environment,
+        reward_funcs=reward,
+        args=config_class(
+            output_dir=str(folder / "trained"),
+            overwrite=True,
+            seed=seed,
+            max_steps=steps,
+            max_turns=spec.limits.max_turns,
+            max_turn_tokens=spec.limits.max_turn_tokens,
+            max_completion_length=spec.limits.max_tokens,
+            temperature=0.7,
+            num_generations=8,
+            per_device_train_batch_size=8,
+            gradient_accumulation_steps=ROLLOUTS // 8,
+            learning_rate=5e-4,
+            lr_scheduler_type="constant",
+            beta=0.0,
+            use_cpu=True,
+            bf16=has_bf16_instructions(),
+            gradient_checkpointing=False,
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        ),
+        train_dataset=Dataset.from_list(list(rows)),
+        prompt_template=spec.prompt_template,
+        peft_config=LoraConfig(
+            r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
+        ),
+    )
+    trainer.train()
+    trainer.save_model()
+    history = trainer.state.log_history
+    failed = sum(entry.get("rollout/failed", 0.0) for entry in history) * ROLLOUTS
+    return {
+        "rewards": [round(entry["reward"], 3) for entry in history if "reward" in entry],
+        "failed": round(failed),
+    }
+
+
+def by_question(right: str) -> dict[int, float]:
+    """`"01-"` as a score for each question that has one; `-` stands for none."""
+    return {place: float(result) for place, result in enumerate(right) if result != "-"}

@@ -38,7 +38,7 @@ from agentic_prompting import LLMEnvironment, OpenAIChat, PromptAgent, ReplayCac
 from agentic_prompting.evaluation import paired_difference, wilson_interval
 from agentic_prompting.llm import Message, gather, run
 from agentic_prompting.rewards import exact_match
-from agentic_prompting.rollout import AgentSpec, Limits, Rollout
+from agentic_prompting.rollout import AgentSpec, FreeText, Limits, Rollout
 from agentic_prompting.sandbox.library import (
     Fact,
     Library,
@@ -158,7 +158,7 @@ def measure(seed: int, chat: OpenAIChat, folder: Path, questions: int | None) ->
     alone_spec = AgentSpec(
         SINGLE_TURN_TEMPLATE,
         limits=Limits(max_turns=1, max_turn_tokens=24, max_tokens=24),
-        grammar=Library.grammar,
+        grammar=FreeText(),
         sampling=sampling,
     )
     right_answers = [

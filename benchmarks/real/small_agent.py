@@ -116,6 +116,7 @@ def train_adapter(
         ),
         train_dataset=Dataset.from_list(list(rows)),
         prompt_template=spec.prompt_template,
+        grammar=spec.grammar,
         peft_config=LoraConfig(
             r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
         ),

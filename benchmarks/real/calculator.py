@@ -12,7 +12,7 @@ Protocol, written before any run of the reported seeds.
    seed; 256 questions of which training has none. A tool, `calculate(expression)`, knows `+`, `-`, `*` and brackets.
 2. Model. SmolLM2-135M-Instruct, out of a package. Its chat template shows no tools, so it gets one that does (`TEMPLATE`),
    in the form of Qwen and Hermes. It first imitates 64 uneven demonstrations (8 steps of 8): half guess without a call, a
-   third leave a part of the expression out, about a sixth are right. Then 12 steps of `MultiTurnGRPOTrainer` with LoRA, 4
+   third leave a part of the expression out, about a sixth are right. Then 20 steps of `MultiTurnGRPOTrainer` with LoRA, 4
    questions of 8 rollouts each; the reward is exact match.
 3. Compared, on the same questions: the published model with the same template, the model after its warm start, the trained
    one.
@@ -45,7 +45,7 @@ HELD_OUT = 256
 TRAIN_ROWS = 512
 DEMONSTRATIONS = 64
 WARM_START_STEPS = 8
-STEPS = 12
+STEPS = 20  # on tuning seed 1, 12 steps reached .668 and the reward still rose
 KINDS = ("{a} * {b} + {c}", "({a} + {b}) * {c}", "{a} * {b} - {c}")
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 MAX_EXPRESSION = 60  # characters

@@ -234,8 +234,8 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for record in records:
         stages = [record[stage] for stage in ("before", "warm", "after")]
-        after = by_question(record["after"])
-        gained = paired_difference(after, by_question(record["warm"])).difference
+        after = by_question(record["after"]["right"])
+        gained = paired_difference(after, by_question(record["warm"]["right"])).difference
         right = record["after"]["right"]
         interval = wilson_interval(right.count("1"), len(right) - right.count("-"))
         failed = sum(stage["right"].count("-") for stage in stages) + record["failed_in_training"]

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from benchmarks.real.calculator import calculate, demonstrate, draw_rows
+from benchmarks.real.calculator import calculate, demonstrate, draw_rows, table
 
 
 def test_questions_are_different_and_have_their_answers():
@@ -37,3 +37,18 @@ def test_demonstrations_are_of_mixed_quality():
         assert shown["observations"] == [value] == [shown["turns"][1]]
         right += value == row["answers"][0]
     assert 120 < guesses < 180 and 20 < right < 75
+
+
+def test_the_table_shows_a_seed_at_every_stage():
+    record = {
+        "seed": 7,
+        "seconds": 90,
+        "failed_in_training": 0,
+        "before": {"called": "0000", "right": "0000"},
+        "warm": {"called": "1100", "right": "010-"},
+        "after": {"called": "1111", "right": "1111"},
+    }
+    row = table([record]).splitlines()[-1]
+    assert "| 0.000 → 0.667 → 1.000 | 0.000 → 0.333 → 1.000 |" in row
+    # A question that failed is left out of the pairs, and counted.
+    assert "+0.667" in row and "| 1 | 1.5 |" in row

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from agentic_prompting import MultiTurnGRPOConfig
+from agentic_prompting import ESPLConfig, MultiTurnGRPOConfig
 from agentic_prompting.trainers.config import copy_args
 
 
@@ -34,3 +34,32 @@ def test_batch_sizes_that_work_are_named(tmp_path):
             per_device_train_batch_size=8,
             num_generations=3,
         )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_staleness": 2}, "max_staleness=2 would be ignored: set async_lead"),
+        ({"generation_kwargs": {"no_repeat_ngram_size": 3}}, "generation_kwargs.*ignored"),
+        ({"vllm_structured_outputs_regex": "a+"}, "vllm_structured_outputs_regex.*ignored"),
+        ({"vllm_server_base_url": "http://a:8000"}, "vllm_server_base_url.*vllm_mode='server'"),
+        (
+            {"vllm_server_base_url": "http://a:8000", "use_vllm": True},
+            "vllm_server_base_url.*vllm_mode='server'",
+        ),
+    ],
+    ids=str,
+)
+def test_options_without_an_effect_are_refused(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        MultiTurnGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **options)
+
+
+def test_a_phase_needs_alternating_phases(tmp_path):
+    with pytest.raises(ValueError, match="phase_steps=4 would be ignored"):
+        ESPLConfig(str(tmp_path), use_cpu=True, bf16=False, phase_steps=4)
+
+
+def test_a_cache_without_an_effect_is_warned_of(tmp_path, caplog):
+    MultiTurnGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, cache_implementation="static")
+    assert "cache_implementation='static'" in caplog.text

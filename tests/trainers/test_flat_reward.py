@@ -86,18 +86,47 @@ def test_a_flat_first_step_is_warned_of(tiny_policy, rows, tmp_path, caplog):
     assert messages == []
 
 
-def test_a_function_that_scores_nothing_is_named(tiny_policy, rows, tmp_path, caplog):
-    def silent(rollout, **columns):
-        return [None] * len(rollout)
+def silent(rollout, **columns):
+    return [None] * len(rollout)
 
-    def by_length(rollout, **columns):
-        return [float(len(one.turns)) for one in rollout]
 
-    options = {"reward_funcs": [by_length, silent]}
-    trainer = trainer_for(tiny_policy, tmp_path, rows, options=options)
+def by_length(rollout, **columns):
+    return [float(len(one.turns)) for one in rollout]
+
+
+@pytest.mark.parametrize(
+    ("steps", "first_reward", "is_named"),
+    [(1, None, True), (7, None, True), (3, 2, False), (9, 4, False)],
+    ids=["short run", "long run", "rare task", "rarer task"],
+)
+def test_a_function_that_scores_nothing_is_named(
+    tiny_policy, rows, tmp_path, caplog, steps, first_reward, is_named
+):
+    batches = []
+
+    def rare(rollout, **columns):
+        batches.append(len(rollout))
+        is_silent = first_reward is None or len(batches) <= first_reward
+        return [None if is_silent else 1.0] * len(rollout)
+
+    trainer = trainer_for(
+        tiny_policy,
+        tmp_path,
+        rows,
+        options={"reward_funcs": [by_length, rare]},
+        max_steps=steps,
+    )
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     with caplog.at_level(logging.WARNING):
         trainer.train()
-    messages = [record.message for record in caplog.records if "first batch" in record.message]
-    assert [message for message in messages if "silent" in message]
-    assert not [message for message in messages if "by_length" in message]
+    messages = [record.message for record in caplog.records if "None or NaN" in record.message]
+    assert len(messages) == is_named
+    assert all("rare" in message for message in messages)
+
+
+def test_one_name_of_two_functions_is_warned_of(tiny_policy, rows, tmp_path, caplog):
+    functions = [lambda completions, **columns: [1.0] * len(completions) for _ in range(2)]
+    with caplog.at_level(logging.WARNING):
+        trainer_for(tiny_policy, tmp_path, rows, options={"reward_funcs": functions})
+    (message,) = [record.message for record in caplog.records if "<lambda>" in record.message]
+    assert "2 reward functions" in message

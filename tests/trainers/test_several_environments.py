@@ -348,6 +348,8 @@ def test_what_is_no_environment_is_named(environment, message):
             "would be ignored",
         ),
         ({"environment": Shop(), "reward_funcs": {"a": right}}, "are: none"),
+        ({"prompt_template": {"shopp": "{question}"}}, "prompt_template .*'shopp'.*oracle, shop"),
+        ({"grammar": {"shopp": TagGrammar()}}, "grammar .*'shopp'"),
     ],
 )
 def test_wrong_names_are_found_before_anything_is_loaded(both, tmp_path, options, message):

@@ -140,3 +140,18 @@ def test_a_run_in_which_some_did_not_ends_well(shop, tiny_policy, rows, tmp_path
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.train()
     assert trainer.state.global_step == 2
+
+
+def test_rollouts_outlive_a_mistake_in_a_reward(tiny_policy, rows, tmp_path):
+    def broken(rollout, **columns):
+        return [{"right": 1.0}[one.row["verdict"]] for one in rollout]
+
+    trainer = trainer_for(tiny_policy, tmp_path, rows, options={"reward_funcs": broken})
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
+    with pytest.raises(KeyError) as caught:
+        trainer.train()
+    assert any("rollouts" in note for note in caught.value.__notes__)
+    records = list(read_rollouts(tmp_path / "rollouts"))
+    assert len(records) == 4
+    for record in records:
+        assert record["reward"] is None and record["rewards"] == {"broken": None}

@@ -142,7 +142,12 @@ class TrainingJob:
             # The rollouts are made up.
             "use_vllm": False,
             "vllm_sync": "nccl",
+            "vllm_server_base_url": None,
+            "vllm_structured_outputs_regex": None,
+            "generation_kwargs": None,
+            "cache_implementation": None,
             "async_lead": 0,
+            "max_staleness": None,
         }
         if self.args.get("fp16"):
             # bf16 takes as many bytes, and needs no gradient scaler, which a CPU does not have.

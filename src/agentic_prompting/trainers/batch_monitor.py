@@ -33,7 +33,7 @@ from ..rollout import (
     rollout_metrics,
     rollout_record,
 )
-from .rollouts import Batch
+from .rollouts import Batch, BatchPosition
 from .tracing import trace_batch, trace_rewards
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,12 @@ another expert.
 MAX_TRACEBACKS = 100  # per run, in its file of tracebacks
 REWARD_TOLERANCE = 1e-6  # rewards that differ by no more count as equal
 MAX_UNREADABLE_SHARE = 0.9  # of the first step's rollouts; above it a warning is logged
+UNSCORED_BATCHES = 5
+"""Batches without any reward from a function, at the start of a run, before a warning is logged.
+
+A function that judges one task of several returns `None` for the others, so it may have nothing to
+judge in a single batch.
+"""
 
 
 # --- a batch -> metrics and records ------------------------------------------------------------
@@ -148,6 +154,8 @@ class BatchMonitor:
         self.some_failed = False
         self._warned_about_logprobs = False
         self._checked_first_batch = False
+        # From the first batch on, until there have been `UNSCORED_BATCHES` of them.
+        self._unscored: UnscoredRewards | None = None
         self._traceback_file = log.folder / f"errors-{process_index:05d}.txt"
         self._traceback_frames: set[str] = set()  # of tracebacks in the file
 
@@ -172,7 +180,9 @@ class BatchMonitor:
         if batch.position.is_training:
             self.some_failed = bool(failed.any())
             if batch.position.step == 0 and self.process_index == 0:
-                self._check_first_batch(facts, rewards, totals.tolist(), batch.position.group_size)
+                self._check_first_batch(facts, totals.tolist(), batch.position)
+            if self._unscored is not None:
+                self._unscored.check_batch(rewards, int((~failed).sum()))
 
         # Record the rollouts of this process.
         first_index = self.process_index * len(batch.rollouts)
@@ -203,22 +213,23 @@ class BatchMonitor:
     def _check_first_batch(
         self,
         facts: Sequence[RolloutFacts],
-        rewards: torch.Tensor,
         totals: Sequence[float],
-        group_size: int,
+        position: BatchPosition,
     ) -> None:
         """Log a warning if the first batch of a run cannot train anything.
 
-        A reward function that scores nothing has a mistake. Many rollouts without an answer point
-        to one in the prompt. Otherwise the rewards may be flat.
+        Many rollouts without an answer point to a mistake in the prompt. Otherwise the rewards may
+        be flat.
         """
         if self._checked_first_batch:
             return
         self._checked_first_batch = True
-        self._warn_about_missing_rewards(facts, rewards)
+        # With several environments a batch may have no rollout for a function.
+        if not self.measure_environments:
+            self._unscored = UnscoredRewards(self.reward_names, position.batch_count)
         if self.failures.warn_about_format(facts, self.limits, self.has_environment):
             return
-        reason = describe_flat_reward(facts, totals, group_size, self.has_environment)
+        reason = describe_flat_reward(facts, totals, position.group_size, self.has_environment)
         if reason:
             logger.warning(
                 "the reward is flat in the first batch: in no group do the rollouts have different "
@@ -227,24 +238,14 @@ class BatchMonitor:
                 reason,
             )
 
-    def _warn_about_missing_rewards(
-        self, facts: Sequence[RolloutFacts], rewards: torch.Tensor
-    ) -> None:
-        """Log a warning for each reward function that gave no rollout of a batch a reward."""
-        scorable_count = sum(fact.status != "failed" for fact in facts)
-        # With several environments a batch may have no rollout for a function.
-        if not scorable_count or self.measure_environments:
-            return
-        has_rewards = (~rewards.isnan()).any(dim=0).tolist()
-        for name, has_reward in zip(self.reward_names, has_rewards, strict=True):
-            if not has_reward:
-                logger.warning(
-                    "the reward function %s gave none of the %d rollouts of the first batch a "
-                    "reward: it returned None or NaN. Other reward functions count alone there; "
-                    "without any, nothing is learned",
-                    name,
-                    scorable_count,
-                )
+    def record_unscored(self, batch: Batch) -> None:
+        """Record this process's rollouts of a batch, without rewards: a reward function has raised.
+
+        They were paid for, and may show why it raised.
+        """
+        self._write_tracebacks(batch.rollouts)
+        rewards = [[math.nan] * len(self.reward_names)] * len(batch.rollouts)
+        self.log.write(self._iter_records(batch, rewards, [math.nan] * len(batch.rollouts)))
 
     def check_logprob_difference(self, difference: float) -> None:
         """Log a warning, once, if the mean `sampling/logp_difference` exceeds [`LOGP_BOUND`]."""
@@ -317,6 +318,52 @@ class BatchMonitor:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of a checkpoint."""
         self.some_failed = state["some_failed"]
+
+
+class UnscoredRewards:
+    """Looks for reward functions that return `None` or NaN for every rollout of the first batches.
+
+    Args:
+        names (`Sequence[str]`): The names of the reward functions.
+        batch_count (`int`): Batches of the whole run, which may be fewer than [`UNSCORED_BATCHES`].
+            0 if it is not known.
+    """
+
+    def __init__(self, names: Sequence[str], batch_count: int):
+        self.names = names
+        self.last_batch = min(batch_count or UNSCORED_BATCHES, UNSCORED_BATCHES)
+        self.batches = 0
+        self.rollouts = 0
+        self.has_scored = [False] * len(names)
+
+    def check_batch(self, rewards: torch.Tensor, scorable_count: int) -> None:
+        """Count a batch. After the last one, log a warning for each function without a reward.
+
+        Args:
+            rewards (`torch.Tensor`): Of shape `(rollouts, reward functions)`, NaN where there is
+                none.
+            scorable_count (`int`): Rollouts that did not fail.
+        """
+        if self.batches >= self.last_batch:
+            return
+        self.batches += 1
+        self.rollouts += scorable_count
+        scored_now = (~rewards.isnan()).any(dim=0).tolist()
+        self.has_scored = [
+            before or now for before, now in zip(self.has_scored, scored_now, strict=True)
+        ]
+        if self.batches < self.last_batch or not self.rollouts:
+            return
+        for name, has_scored in zip(self.names, self.has_scored, strict=True):
+            if not has_scored:
+                logger.warning(
+                    "the reward function %s gave none of the first %d rollouts (%d batches) a "
+                    "reward: it returned None or NaN each time. Other reward functions count "
+                    "alone there; without any, nothing is learned",
+                    name,
+                    self.rollouts,
+                    self.batches,
+                )
 
 
 def round_reward(reward: float) -> float | None:

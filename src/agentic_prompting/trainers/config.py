@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from copy import copy
@@ -14,6 +15,8 @@ from ..evolution import ESPLSettings
 from ..evolution.population import check_choice
 from ..evolution.settings import setting
 from ..rollout import Limits
+
+logger = logging.getLogger(__name__)
 
 Args = TypeVar("Args", bound=GRPOConfig)
 
@@ -158,6 +161,10 @@ class MultiTurnGRPOConfig(GRPOConfig):
                 "own loop, which this trainer replaces: set max_turns"
             )
         self._check_vllm_sync()
+        if self.max_staleness is not None and not self.async_lead:
+            raise ValueError(
+                f"max_staleness={self.max_staleness} would be ignored: set async_lead above 0 as well"
+            )
 
         # Unless it was set, the batch of evaluations takes whole groups.
         defaults = {field.name: field.default for field in fields(self)}
@@ -178,6 +185,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
                 f"the num_generations={group_size} rollouts of a question do not divide "
                 f"{self._name_batch_sizes(group_size)}"
             ) from error
+
+        self._check_sampling_options()
 
         # Check the options by environment, which TRL has parsed if they were JSON.
         self.limits()
@@ -218,6 +227,38 @@ class MultiTurnGRPOConfig(GRPOConfig):
         if self.vllm_sync == "nccl" and "," in (self.vllm_server_base_url or ""):
             raise ValueError(
                 "several addresses in vllm_server_base_url need vllm_sync='adapter' or 'disk'"
+            )
+
+        # Without a server its address would be ignored: in `colocate`, TRL's default, too.
+        if self.vllm_server_base_url and not has_server:
+            raise ValueError(
+                "vllm_server_base_url would be ignored: set use_vllm=True and vllm_mode='server' as "
+                "well"
+            )
+
+    def _check_sampling_options(self) -> None:
+        """Refuse sampling options of TRL's that no turn would be sampled with."""
+        # Turns that transformers samples in this process have the options of `Sampling` alone.
+        uses_own_engine = not self.use_vllm and not self.use_transformers_continuous_batching
+        if self.generation_kwargs and uses_own_engine:
+            raise ValueError(
+                f"generation_kwargs={self.generation_kwargs} would be ignored: without vLLM, turns "
+                "are sampled with temperature, top_p, top_k, min_p and repetition_penalty alone. "
+                "Leave it out, or set use_vllm=True"
+            )
+        if self.cache_implementation and uses_own_engine and self.process_index == 0:
+            logger.warning(
+                "cache_implementation=%r has no effect: turns are sampled with the cache of "
+                "prefix_cache_mb",
+                self.cache_implementation,
+            )
+        # Only a collective sampler calls TRL's own client of vLLM, which knows the expression.
+        is_collective = self.vllm_tensor_parallel_size > 1 or self.vllm_enable_sleep_mode
+        calls_trl = self.use_vllm and self.vllm_mode == "colocate" and is_collective
+        if self.vllm_structured_outputs_regex is not None and not calls_trl:
+            raise ValueError(
+                "vllm_structured_outputs_regex would be ignored: leave it out; the form of turns "
+                "follows from the trainer's grammar= and prompt"
             )
 
     def _check_lead(self) -> None:
@@ -403,6 +444,10 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
             raise ValueError(f"evolution_lag must be at least 0, got {self.evolution_lag}")
         if self.distill_epochs < 0:
             raise ValueError(f"distill_epochs must be at least 0, got {self.distill_epochs}")
+        if self.phase_steps != ESPLConfig.phase_steps and self.mode != "alternating":
+            raise ValueError(
+                f"phase_steps={self.phase_steps} would be ignored: set mode='alternating' as well"
+            )
         if not self.reflection_timeout > 0:
             raise ValueError(
                 f"reflection_timeout must be above 0 seconds, got {self.reflection_timeout}"

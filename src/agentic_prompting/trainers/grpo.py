@@ -85,6 +85,7 @@ from .reward_functions import (
     guard_reward_function,
     list_reward_functions,
     render_completions,
+    warn_of_shared_names,
 )
 from .rollouts import (
     Batch,
@@ -303,6 +304,8 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         self.batch_source: BatchSource = self.on_policy_source  # of training batches
 
         # Rollouts -> scores.
+        if self.args.process_index == 0:
+            warn_of_shared_names(self.reward_func_names)
         self.live_view = LiveView(
             self.args.report_to,
             lambda: self.callback_handler.callbacks,
@@ -522,8 +525,14 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         # failed; the monitor reports failures.
         some_failed = any(rollout.status == "failed" for rollout in batch.rollouts)
         completions = render_completions(batch.rollouts, completions, self.chat_format)
-        with mute_missing_reward_warning(some_failed):
-            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        try:
+            with mute_missing_reward_warning(some_failed):
+                rewards = super()._calculate_rewards(
+                    inputs, prompts, completions, completion_ids_list
+                )
+        except Exception as error:
+            self._keep_unscored(batch, error)
+            raise
 
         # Measure and record the batch.
         summary = self.monitor.process(batch, rewards, self.args.reward_weights)
@@ -543,6 +552,16 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
 
         self._after_rewards(batch, summary.totals)
         return rewards
+
+    def _keep_unscored(self, batch: Batch, error: Exception) -> None:
+        """Record the rollouts of a batch whose rewards could not be computed, and say where."""
+        self.monitor.record_unscored(batch)
+        if self.args.rollouts_max_mb and self.is_in_train:
+            error.add_note(
+                f"the rollouts of this batch are in {self.monitor.log.folder}, without rewards; fix "
+                "the reward function, then train with resume_from_checkpoint=True to go on from "
+                "the last checkpoint, or with overwrite=True from the beginning"
+            )
 
     # --- scores -> loss ------------------------------------------------------------------------
 

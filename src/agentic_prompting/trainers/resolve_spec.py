@@ -21,6 +21,7 @@ from ..rollout import SPEC_FILE, AgentSpec, Environment, Environments, Grammar
 from .config import MultiTurnGRPOConfig
 from .policies import sampling_of
 from .prepare_rows import Rows, has_prompt_column
+from .setup import unknown_environment
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ def resolve_spec(
             there is no other.
         environment_name (`str`, *optional*): Name of the environment if it is one of several.
     """
+    _check_names(options, environment)
     if isinstance(environment, Environments):
         return _resolve_specs(model, environment, args, options, default_grammar, default_template)
     assert not isinstance(options.prompt_template, Mapping)
@@ -120,6 +122,19 @@ def resolve_spec(
         sampling=asdict(sampling_of(args)),
     )
     return spec, origin
+
+
+def _check_names(options: SpecOptions, environment: Environment | None) -> None:
+    """Raise `ValueError` if an argument by environment names one that the run does not have."""
+    names: list[str] = []
+    if isinstance(environment, Environments):
+        names = list(environment.by_name)
+    for argument in ("prompt_template", "grammar"):
+        value = getattr(options, argument)
+        if isinstance(value, Mapping):
+            for name in value:
+                if name not in names:
+                    raise unknown_environment(argument, name, names)
 
 
 def _resolve_specs(

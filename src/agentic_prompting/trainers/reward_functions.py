@@ -8,6 +8,7 @@ cost money or have side effects.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -138,6 +139,23 @@ def _as_list(functions: RewardFunction | Sequence[RewardFunction]) -> list[Rewar
     if isinstance(functions, list | tuple):
         return list(functions)
     return [cast(RewardFunction, functions)]
+
+
+def warn_of_shared_names(names: Sequence[str]) -> None:
+    """Log a warning for each name that several reward functions of a run have.
+
+    Args:
+        names (`Sequence[str]`): The names of all reward functions, as TRL logs them.
+    """
+    for name, count in Counter(names).items():
+        if count > 1:
+            logger.warning(
+                "%d reward functions are called %s: all of them count, but logs have their mean "
+                "under this name, and the records of rollouts the last one's reward. Give each a "
+                "name of its own (def, or function.__name__ = ...)",
+                count,
+                name,
+            )
 
 
 def check_group_sizes(

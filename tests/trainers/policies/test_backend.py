@@ -206,7 +206,9 @@ def test_how_the_server_is_called_is_checked(tmp_path):
 def test_a_dropped_server_policy_closes_its_connections(tiny_policy, tmp_path):
     """Left to the garbage collector, they took those of later policies off the event loop: a turn waited for ever."""
     with Server(tiny_policy, tmp_path) as server:
-        args = arguments(tmp_path, vllm_server_base_url=server.url)
+        args = arguments(
+            tmp_path, use_vllm=True, vllm_mode="server", vllm_server_base_url=server.url
+        )
         policy = VLLMServerPolicy(connect_servers(args), args, Sampling())
         assert len(run_with_engine(policy, policy(SampleRequest([5, 6], 2, seed=0))).ids) == 2
         session = policy.servers[0]._session

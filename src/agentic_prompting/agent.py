@@ -248,7 +248,8 @@ class PromptAgent:
                 [`RefinementResult`]. A refinement that failed half-way still has the best prompt so far.
 
         Raises:
-            `ValueError`: There is a refiner and the agent has no system prompt, or the verifier needs answers.
+            `ValueError`: There is a refiner and the agent has no system prompt, or the verifier needs answers; or
+                an environment is named and the agent does not have several.
         """
         # A single question is a batch of one.
         row = self._make_row(question, refiner, environment)
@@ -280,6 +281,11 @@ class PromptAgent:
         row: dict[str, Any] = {"question": question}
         # The row names the environment, for an agent that has several.
         if environment is not None:
+            if not self.spec.environments:
+                raise ValueError(
+                    f"environment={environment!r} would be ignored: the agent has no environments "
+                    "by name, so leave it out"
+                )
             row["environment"] = environment
         if refiner is not None:
             if not self.spec.system_prompt:

@@ -92,6 +92,18 @@ def test_an_excel_sheet_is_read(workbook):
     ]
 
 
+def test_sheets_that_are_not_read_are_named(workbook, caplog):
+    path = workbook(("question", "answer"), ("q", "a"))
+    assert read(path) == [("q", ["a"])] and not caplog.messages
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.load_workbook(path)
+    book.create_sheet("more rows")
+    book.save(path)
+    read(path)
+    (message,) = caplog.messages
+    assert "'more rows'" in message
+
+
 def test_an_error_in_a_cell_is_named(workbook):
     with pytest.raises(ValueError, match="rows.xlsx .*B2"):
         load_task(str(workbook(("question", "answer"), ("q", "#N/A"))))

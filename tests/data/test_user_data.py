@@ -10,6 +10,7 @@ import pytest
 from datasets import Dataset
 
 from agentic_prompting.data import (
+    as_dataset,
     load_task,
     validate_dataset,
 )
@@ -196,3 +197,33 @@ def test_the_row_of_a_frame_and_of_a_file_is_named(tmp_path):
         ValueError, match=r"row 1 of \S*rows.jsonl cannot be read: `question` must be a text"
     ):
         load_task(written(tmp_path, rows))
+
+
+def test_a_split_without_an_effect_is_warned_of(tmp_path, caplog):
+    rows = [{"question": "x", "answer": "y"}]
+    assert len(load_task(rows, split="test")) == 1
+    assert "split='test' has no effect" in caplog.text
+    caplog.clear()
+    load_task(rows), load_task({"test": rows}, split="test")
+    assert not caplog.messages
+
+
+def test_contradicting_rows_are_warned_of_once(caplog):
+    answers = ["a", "b", "a", "c"]
+    load_task([{"question": "x", "answer": answer} for answer in answers])
+    (message,) = caplog.messages
+    assert "2 rows" in message and "'x'" in message
+    caplog.clear()
+    load_task([{"question": "x", "answers": ["a", "b"]}, {"question": "x", "answers": ["b"]}])
+    assert not caplog.messages
+
+
+def test_two_columns_of_one_name_are_refused():
+    frame = pandas.DataFrame([["x", "y", "z"]], columns=["question", "answer", "answer"])
+    with pytest.raises(ValueError, match="several columns called 'answer'"):
+        load_task(frame)
+
+
+def test_a_column_of_later_rows_is_kept():
+    dataset = as_dataset([{"question": "x"}, {"question": "y", "level": "hard"}])
+    assert dataset["level"][:] == [None, "hard"]

@@ -35,7 +35,7 @@ from agentic_prompting.evaluation import (
     wilson_interval,
     write_tables,
 )
-from agentic_prompting.evaluation.scoring import format_scores, score_records
+from agentic_prompting.evaluation.scoring import format_scores, score_records, score_rollouts
 from agentic_prompting.llm import (
     BudgetExceeded,
     ReplayCache,
@@ -46,6 +46,7 @@ from agentic_prompting.llm import (
 )
 from agentic_prompting.llm.loop import in_parallel
 from agentic_prompting.refine import ProRefiner
+from agentic_prompting.rollout import Rollout
 from agentic_prompting.sandbox.puzzles import SORTING, make_puzzles, puzzle_models
 from paper_tables.chats import CallCount, MeteredChat, SelfReflection
 
@@ -769,3 +770,32 @@ def test_a_failed_run_is_no_attempt():
 def test_a_single_run_has_no_repeats():
     evaluation = evaluate_agent(system(), [TASK], runs=1, progress=False)
     assert evaluation.results[0].repeated == {} and repeats_table(evaluation) == []
+
+
+def test_names_that_share_a_file_are_refused(tmp_path):
+    systems = {"a b": lambda questions: questions, "a_b": lambda questions: questions}
+    rows = [{"question": "x", "answers": ["x"]}]
+    with pytest.raises(ValueError, match="'a b' and 'a_b'"):
+        evaluate_agent(systems, rows, output=tmp_path)
+    assert len(evaluate_agent(systems, rows, runs=1).results) == 2
+
+
+def test_an_answer_that_is_no_text_is_refused():
+    rows = [{"question": "x", "answers": ["x"]}]
+    with pytest.raises(ValueError, match="not a dict"):
+        evaluate_agent(lambda questions: [{"answer": "x"} for _ in questions], rows, runs=1)
+
+
+def test_two_metrics_of_one_name_are_refused():
+    metrics = [lambda texts, answers: [1.0 for _ in texts] for _ in range(2)]
+    with pytest.raises(ValueError, match="two metrics are called '<lambda>'"):
+        evaluate_agent(
+            lambda questions: questions, [{"question": "x", "answers": ["x"]}], metrics=metrics
+        )
+
+
+def test_rewards_beyond_the_rollouts_are_refused():
+    rollouts = [Rollout([1], row={"question": "x"}).finish("answered") for _ in range(2)]
+    for rewards in ([1.0], [1.0, 0.0, 1.0]):
+        with pytest.raises(ValueError, match=f"2 completions; it returned {len(rewards)}"):
+            asyncio.run(score_rollouts(lambda rewards=rewards, **columns: rewards, rollouts))

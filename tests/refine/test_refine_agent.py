@@ -203,3 +203,8 @@ def test_eq_8_leaves_requests_drawn():
 
 
 ANSWER = "<think>a</think><answer>b</answer>"
+
+
+def test_an_environment_by_name_needs_several(agent):
+    with pytest.raises(ValueError, match="environment='shop' would be ignored"):
+        agent.answer("which country ?", environment="shop")

@@ -399,7 +399,7 @@ class HeldOutRows(TaskRows):
             if is_user_data(name):
                 # The columns of a file of your own are called as in the training file.
                 columns = self.column_names() if self.dataset else None
-                rows = load_task(name, "test", self.eval_task_rows, seed, columns=columns or None)
+                rows = load_task(name, n=self.eval_task_rows, seed=seed, columns=columns or None)
             else:
                 eval_task, _, split = name.partition("/")
                 rows = load_task(eval_task, split or "test", self.eval_task_rows, seed)

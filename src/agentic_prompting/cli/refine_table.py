@@ -123,8 +123,8 @@ def _connect_roles(options: RefineTableOptions, stack: ExitStack) -> dict[str, A
 
 
 def _load_rows(options: RefineTableOptions) -> list[Any]:
-    from ..data import load_task
+    from ..data import is_user_data, load_task
 
-    return list(
-        load_task(str(options.task), options.split, options.rows, data_files=options.data_files)
-    )
+    task = str(options.task)
+    split = "train" if is_user_data(task) else options.split  # a file has none
+    return list(load_task(task, split, options.rows, data_files=options.data_files))

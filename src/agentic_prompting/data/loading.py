@@ -101,6 +101,12 @@ def load_task(
                 "alone"
             )
         data = _select_split("data", name, split)
+        if split != "train" and not isinstance(name, Mapping):
+            logger.warning(
+                "split=%r has no effect: this data has no splits, so all of its rows are loaded. "
+                "Pass a dict by split, or cut them with hold_out(rows, share)",
+                split,
+            )
         task_name, records = read_user_data(data, columns or {})
     else:
         # A named data set, from files or from the Hub.

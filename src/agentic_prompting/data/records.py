@@ -225,7 +225,9 @@ def as_dataset(data: Any) -> Any:
     if type(data).__module__.partition(".")[0] == "pandas":
         return Dataset.from_pandas(data, preserve_index=False)
     if isinstance(data, list) and data:
-        return Dataset.from_list(data)
+        # `from_list` takes the columns of the first row, and drops those that only others have.
+        column_names = dict.fromkeys(column for row in data for column in row)
+        return Dataset.from_list([{**column_names, **row} for row in data])
     return data
 
 

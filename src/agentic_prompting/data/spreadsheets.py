@@ -6,6 +6,7 @@ Empty rows and unnamed columns are skipped.
 from __future__ import annotations
 
 import csv
+import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import date, datetime, time
@@ -14,6 +15,8 @@ from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from openpyxl.cell import Cell
+
+logger = logging.getLogger(__name__)
 
 # Excel writes `sep=;` as the first line of a CSV file, and reads it there.
 _SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)
@@ -83,6 +86,13 @@ def read_excel(stream: IO[bytes]) -> Iterator[dict[str, object]]:
     try:
         # `data_only` reads the value of a formula rather than its text.
         workbook = load_workbook(stream, read_only=True, data_only=True)
+        other_sheets = workbook.sheetnames[1:]
+        if other_sheets:
+            logger.warning(
+                "only the first sheet, %r, is read; the others are not: %s",
+                workbook.sheetnames[0],
+                ", ".join(map(repr, other_sheets)),
+            )
         rows = map(_cell_values, workbook.worksheets[0].iter_rows())
         # The header is the first row that is not blank, as in a CSV file.
         header = next((row for row in rows if not _is_blank(row)), [])

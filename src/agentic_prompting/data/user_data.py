@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     DataFiles: TypeAlias = str | Path | Sequence[str | Path]
     UserData: TypeAlias = DataFiles | DataFrame | Dataset | IterableDataset | Sequence[Row]
+
+logger = logging.getLogger(__name__)
 
 
 def is_user_data(name: object) -> bool:
@@ -42,7 +45,9 @@ def read_user_data(data: UserData, columns: Mapping[str, str]) -> tuple[str, lis
     if _is_file_list(data):
         files = check_files("data", data)
         name = Path(files[0]).stem
-        return name, read_records_from_files(name, task, "", files)
+        records = read_records_from_files(name, task, "", files)
+        _warn_of_repeated_questions(name, records)
+        return name, records
 
     # Rows in memory.
     table = _read_memory(data, task.all_columns)
@@ -51,7 +56,30 @@ def read_user_data(data: UserData, columns: Mapping[str, str]) -> tuple[str, lis
     origin = f"the {type(data).__name__}"
     reader = task.find_reader("data", table.column_names, origin)
     source_rows = SourceRows(rows=table.rows, reader=reader, origin=origin)
-    return "data", read_records("data", task, [source_rows], id_prefix="data")
+    records = read_records("data", task, [source_rows], id_prefix="data")
+    _warn_of_repeated_questions("data", records)
+    return "data", records
+
+
+def _warn_of_repeated_questions(name: str, records: Sequence[Record]) -> None:
+    """Log one warning if a question occurs again with other accepted answers.
+
+    No reply is right in both rows, unless the answers have one in common.
+    """
+    first_answers: dict[str, set[str]] = {}
+    contradictions = []
+    for record in records:
+        answers = set(record["answers"])
+        if not answers & first_answers.setdefault(record["question"], answers):
+            contradictions.append(record["question"])
+    if contradictions:
+        logger.warning(
+            "%s: %d rows repeat the question of an earlier row with other answers, such as %.80r: "
+            "no reply is right in both. Put all accepted answers of a question into one row",
+            name,
+            len(contradictions),
+            contradictions[0],
+        )
 
 
 def _is_file_list(data: Any) -> TypeGuard[DataFiles]:
@@ -120,6 +148,10 @@ def _read_memory(data: Any, columns: Collection[str]) -> Table:
 
 def _read_data_frame(frame: DataFrame, columns: Collection[str]) -> Table:
     selected = [column for column in frame.columns if column in columns]
+    # A row can hold only one of two columns of the same name.
+    for column in selected:
+        if selected.count(column) > 1:
+            raise ValueError(f"the DataFrame has several columns called {column!r}: rename one")
     # Empty rows come from spreadsheets.
     filled = frame.dropna(how="all")[selected]
     rows = filled.astype(object).where(filled.notna(), None).to_dict("records")

@@ -121,6 +121,9 @@ def evaluate_agent(
     # A single system gets a name, which appears in tables and in the name of its file.
     systems = system if isinstance(system, Mapping) else {"system": system}
 
+    if output is not None:
+        _check_file_names(systems)
+
     # Load and check all tasks before the first question is asked.
     prepared_tasks = [_prepare_task(task, n, seed) for task in _list_tasks(tasks)]
     task_names = [task.name for task in prepared_tasks]
@@ -168,6 +171,18 @@ def evaluate_agent(
             )
             evaluation.results.append(result)
     return evaluation
+
+
+def _check_file_names(names: Iterable[str]) -> None:
+    """Raise `ValueError` if two systems would write to one file, and read each other's answers."""
+    name_by_file: dict[str, str] = {}
+    for name in names:
+        other_name = name_by_file.setdefault(file_name(name), name)
+        if other_name != name:
+            raise ValueError(
+                f"the answers of {other_name!r} and {name!r} would be in one file, "
+                f"{file_name(name)}.jsonl: give one of the systems another name"
+            )
 
 
 def file_name(name: str) -> str:

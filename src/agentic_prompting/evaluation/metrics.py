@@ -196,7 +196,13 @@ def find_metrics(
     if isinstance(metrics, Mapping):
         metrics_by_name = dict(metrics)
     else:
-        metrics_by_name = {_name_of(metric): metric for metric in metrics}
+        metrics_by_name = {}
+        for metric in metrics:
+            name = _name_of(metric)
+            if metrics_by_name.setdefault(name, metric) is not metric:
+                raise ValueError(
+                    f"two metrics are called {name!r}: pass a dict, with a name for each"
+                )
 
     scores: dict[str, Score] = {}
     for name, metric in metrics_by_name.items():

@@ -144,7 +144,14 @@ async def score_rollouts(
     answers = [rollout.answer or "" for rollout in finished]
     arguments = {**columns, "prompts": prompts, "completions": answers, "rollout": finished}
     # Only finished episodes have been passed, so there may be fewer rewards than rollouts.
-    rewards = iter(await call_guarded(reward, **arguments))
+    returned = list(await call_guarded(reward, **arguments))
+    if len(returned) != len(finished):
+        name = getattr(reward, "__name__", type(reward).__name__)
+        raise ValueError(
+            f"the reward function {name} must return one number or None for each of the "
+            f"{len(finished)} completions; it returned {len(returned)}"
+        )
+    rewards = iter(returned)
 
     # Back in the order of all rollouts.
     scores: list[float | None] = []

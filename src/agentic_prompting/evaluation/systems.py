@@ -178,6 +178,13 @@ class FunctionSystem(System):
         # Without one answer per question, it is unknown which answer belongs to which question.
         if len(texts) != len(rows):
             raise ValueError(f"the system gave {len(texts)} answers to {len(rows)} questions")
+        # Anything else would be compared as its Python text, and never be right.
+        for text in texts:
+            if not (text is None or isinstance(text, str | int | float)):
+                raise ValueError(
+                    f"the system must give a text or None for each question, not a "
+                    f"{type(text).__name__}: {text!r:.80}"
+                )
         # The batch's time in equal shares.
         seconds = (time.perf_counter() - started) / len(rows)
         return [Answer(text, seconds=seconds) for text in texts]

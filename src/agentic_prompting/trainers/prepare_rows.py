@@ -6,21 +6,26 @@ several environments it names the one that it is for.
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeAlias
 
 import torch
 from datasets import Dataset, IterableDataset
 
 from ..data import validate_dataset
+from ..data.validation import select_columns
 from ..rewards.answer_checks import check_answers_of_rows
 from ..rewards.reward_columns import check_columns, required_columns
 from ..rollout import Environment, Environments
 from .config import MultiTurnGRPOConfig
 from .reward_functions import RewardFunction, check_group_sizes
 from .setup import unknown_environment
+
+logger = logging.getLogger(__name__)
 
 Rows: TypeAlias = Dataset | IterableDataset
 
@@ -72,7 +77,37 @@ def prepare_rows(
     column_readers = [] if may_add_columns else reward_functions
     for dataset in [train_dataset, *eval_datasets]:
         check_dataset(dataset, column_readers, prompt_template)
+    if args.process_index == 0:
+        warn_of_known_rows(train_dataset, eval_datasets)
     return train_dataset
+
+
+def warn_of_known_rows(train_dataset: Rows, eval_datasets: Sequence[Rows]) -> None:
+    """Log one warning if evaluation rows are training rows, too."""
+
+    def list_questions(dataset: Rows) -> list[str]:
+        # Streamed rows can be read only once.
+        if not hasattr(dataset, "__len__"):
+            return []
+        column = "prompt" if has_prompt_column(dataset) else "question"
+        return [str(question) for question in dataset[column]]
+
+    if not eval_datasets:
+        return
+    learned = set(list_questions(train_dataset))
+    questions: list[str] = []
+    for dataset in eval_datasets:
+        questions += list_questions(dataset)
+    known = [question for question in questions if question in learned]
+    if known:
+        logger.warning(
+            "%d of the %d rows of eval_dataset ask what a row of train_dataset asks, such as "
+            "%.80r: they say nothing about new questions. agentic_prompting.data.hold_out splits "
+            "rows without one on both sides",
+            len(known),
+            len(questions),
+            known[0],
+        )
 
 
 def check_dataset(
@@ -91,6 +126,9 @@ def check_dataset(
     prompt_column = "prompt" if has_prompt_column(dataset) else "question"
     validate_dataset(dataset, columns=(prompt_column,))
 
+    if prompt_column == "prompt":
+        _check_prompts(dataset)
+
     for function in reward_functions:
         # A reward model reads the completions alone.
         if not callable(function) or isinstance(function, torch.nn.Module):
@@ -108,6 +146,19 @@ def check_dataset(
             "prompt_template would be ignored, as the dataset has a column `prompt`, which is used "
             "as it is: leave one of them out"
         )
+
+
+def _check_prompts(dataset: Rows) -> None:
+    """Raise `ValueError` for the first row that has neither a prompt nor a question."""
+    # Of streamed rows only the first one is checked.
+    rows: Any = islice(dataset, 1)
+    if hasattr(dataset, "__len__"):
+        rows = select_columns(dataset, ("prompt", "question"))
+    for number, row in enumerate(rows):
+        if not row["prompt"] and not row.get("question"):
+            raise ValueError(
+                f"row {number} of the dataset has an empty `prompt`, and no `question` instead"
+            )
 
 
 def has_prompt_column(dataset: Dataset | IterableDataset) -> bool:

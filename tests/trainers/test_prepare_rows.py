@@ -1,0 +1,28 @@
+"""Rows are checked before a model is loaded."""
+
+import pytest
+from datasets import Dataset
+
+from agentic_prompting.trainers.prepare_rows import check_dataset, warn_of_known_rows
+
+
+def rows_of(*questions):
+    return Dataset.from_list([{"question": question} for question in questions])
+
+
+def test_evaluation_rows_that_are_learned_are_warned_of(caplog):
+    warn_of_known_rows(rows_of("a", "b"), [rows_of("c")])
+    assert not caplog.messages
+    warn_of_known_rows(rows_of("a", "b"), [rows_of("c", "b"), rows_of("d")])
+    (message,) = caplog.messages
+    assert "1 of the 3 rows" in message and "'b'" in message
+
+
+@pytest.mark.parametrize("prompt", [None, "", []], ids=str)
+def test_a_row_without_a_prompt_is_refused(prompt):
+    full = [{"role": "user", "content": "x"}] if isinstance(prompt, list) else "x"
+    rows = [{"prompt": full, "question": "x"}, {"prompt": prompt, "question": ""}]
+    with pytest.raises(ValueError, match="row 1 .*`prompt`"):
+        check_dataset(Dataset.from_list(rows), [], None)
+    rows[1]["question"] = "y"
+    check_dataset(Dataset.from_list(rows), [], None)

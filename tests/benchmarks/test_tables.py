@@ -476,8 +476,8 @@ def test_a_budget_of_the_command_replaces_the_files(tmp_path, monkeypatch, capsy
     ("calls", "words", "message"),
     [
         (5, [], "opro needs 6 calls"),
-        (30, ["--environment-model", "m"], "--environment-model is for --run"),
-        (30, ["--replay-cache", "replies.sqlite"], "--replay-cache is for --run"),
+        (30, ["--environment-model", "m"], "--environment-model would have no effect"),
+        (30, ["--replay-cache", "replies.sqlite"], "--replay-cache would have no effect"),
     ],
 )
 def test_a_table_that_cannot_be_filled_asks_nothing(

@@ -128,6 +128,28 @@ def test_the_questions_metrics_and_repeats_are_options(run, asking_policy, mine,
     assert {"token_f1", f"{tmp_path}/own_judge.py:always"} <= set(result["estimates"])
 
 
+def test_rows_are_sampled_from_the_held_out_share(run, asking_policy, tmp_path):
+    lines = [json.dumps({"question": f"{number} ?", "answer": "x"}) for number in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    words = ["--dataset", tmp_path / "rows.jsonl", "--held-out=0.5", "--task-rows=2", "--sandbox"]
+    where = ["--output-dir", tmp_path / "out", "--json"]
+    (result,) = json.loads(run("evaluate", "--run", asking_policy, *words, *where)[1])["results"]
+    assert result["answers"] == 2
+    status, _, err = run("evaluate", "--run", asking_policy, *words, "--task-rows=19")
+    assert status == 2 and "--task-rows 19" in err
+
+
+def test_a_free_text_agent_asks_nobody(run, asking_policy, mine, tmp_path):
+    trained = tmp_path / "run"
+    shutil.copytree(asking_policy, trained)
+    replace(AgentSpec.load(trained), grammar=FreeText()).save(trained)
+    words = ["evaluate", "--run", trained, *mine]
+    for option in (["--environment-model", "m"], ["--sandbox"], ["--replay-cache", "r"]):
+        status, out, err = run(*words, *option)
+        assert (status, out, err.count("\n")) == (2, "", 1), err
+        assert option[0] in err and "--program" in err
+
+
 def test_what_prompt_and_weights_are_worth(
     run, asking_policy, tiny_policy, mine, tmp_path, monkeypatch
 ):

@@ -18,7 +18,16 @@ from .example_files import CLONE, find_example, find_shared_folder
 from .hub import check_agent, check_model, is_hub_reachable
 from .loader import import_file, register_judge
 from .option_parser import OptionParser
-from .options import JSON_HELP, LargeLLM, TaskRows, Tracing, list_option, option
+from .options import (
+    JSON_HELP,
+    LargeLLM,
+    TaskRows,
+    Tracing,
+    list_option,
+    option,
+    refuse_all_but,
+    refuse_options,
+)
 from .script import INTERRUPTED, print_error
 from .terminal import print_json, print_table, print_text, show_progress
 
@@ -93,6 +102,9 @@ def evaluate(arguments: Sequence[str]) -> int:
     if options.base is not None and options.run is None:
         raise ValueError("--base needs --run with the folder of a trained agent")
     if options.compare is not None:
+        refuse_all_but(
+            options, ("compare", "json"), "--compare reads two finished tables as they are"
+        )
         return _compare(options.compare, options.json)
     # Judges are metrics of their own names from now on.
     options.start_tracing()
@@ -181,6 +193,11 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
         raise ValueError(
             "name the rows: --dataset FILE, with --columns question=q,answer=a where they are called so"
         )
+    refuse_options(
+        options,
+        ("seeds",),
+        "they train the systems of a table, --config FILE; --samples asks each question of --run several times",
+    )
     from ..evaluation import (
         EvaluationTask,
         baselines_at_cost,
@@ -195,7 +212,7 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
     assert run is not None
     needs_environment = _check_run(options, run)
     # The rows are a task named after their file, in the metrics of the options.
-    rows = options.load("", 0) if options.held_out is None else options.load_held_out_share("")
+    rows = options.load_for_evaluation("")
     task = EvaluationTask(Path(options.dataset).stem, list(rows))
     metrics = [*(options.metric or ["exact_match", "token_f1"]), *judges]
 
@@ -244,6 +261,19 @@ def _check_run(options: EvaluateOptions, run: Path) -> bool:
     # A free-text agent answers by itself. The spec of an agent on the hub is known only after loading.
     answers_alone = run.is_dir() and isinstance(AgentSpec.load(run).grammar, FreeText)
     names_environment = options.sandbox or options.environment or options.environment_model
+    if answers_alone and options.environment is None:
+        refuse_options(
+            options,
+            (
+                "sandbox",
+                "environment_model",
+                "environment_base_url",
+                "environment_client",
+                "environment_max_tokens",
+                "replay_cache",
+            ),
+            f"{run} answers with free text and asks nobody; --program MODULE:NAME plays it in a program",
+        )
     if not answers_alone or names_environment:
         options.check_environment()
     elif _was_trained_in_program(run):
@@ -402,21 +432,33 @@ def _load_table(options: EvaluateOptions, judges: Sequence[str]) -> Any:
 
 
 def _refuse_options_of_run(options: EvaluateOptions) -> None:
-    """Raise `ValueError` for an option that would have no effect on a table: its models are in its file."""
-    for name in (
-        "environment",
-        "environment_model",
-        "environment_base_url",
-        "environment_client",
-        "environment_max_tokens",
-    ):
-        if getattr(options, name) is not None:
-            raise ValueError(
-                f"--{name.replace('_', '-')} is for --run: the models of a table are in its file, under `models:`"
-            )
-    if options.replay_cache is not None:
-        raise ValueError(
-            "--replay-cache is for --run: a table records its replies in replies.sqlite of its folder"
+    """Raise `ValueError` for an option that would have no effect on a table."""
+    refuse_options(
+        options,
+        (
+            "environment",
+            "environment_model",
+            "environment_base_url",
+            "environment_client",
+            "environment_max_tokens",
+        ),
+        "it is for --run; the models of a table are in its file, under `models:`",
+    )
+    refuse_options(
+        options,
+        ("replay_cache",),
+        "it is for --run; a table records its replies in replies.sqlite of its folder",
+    )
+    refuse_options(
+        options,
+        ("samples", "task_rows", "task_split", "data_files"),
+        "it is for --run; a table has them in its file: `runs:`, `n:`, `tasks:` and `data_files:`",
+    )
+    if options.sandbox:
+        refuse_options(
+            options,
+            ("dataset", "columns", "held_out"),
+            "the sandbox asks questions of its own; leave out --sandbox to ask yours",
         )
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,40 @@ def option(text: str, default: Any = None, *aliases: str) -> Any:
 def list_option(text: str) -> Any:
     """An option that takes several values, and may be given several times."""
     return field(default=None, metadata={"help": text, "action": "extend"})
+
+
+def given_options(options: Any) -> list[str]:
+    """The names of the options of a dataclass that differ from their defaults.
+
+    An empty text or list, with which an option of a YAML file can be taken back, is not one of them.
+    """
+    names = []
+    for option_field in fields(options):
+        default = option_field.default
+        if option_field.default_factory is not MISSING:
+            default = option_field.default_factory()
+        value = getattr(options, option_field.name)
+        if value != default and value is not None and value not in ("", []):
+            names.append(option_field.name)
+    return names
+
+
+def refuse_options(options: Any, names: Collection[str], reason: str) -> None:
+    """Raise `ValueError` if options are given that the command does not read in the mode in use.
+
+    Args:
+        options: The dataclass of the options.
+        names (`Collection[str]`): The fields that are not read.
+        reason (`str`): Why, and what to do instead.
+    """
+    ignored = [name.replace("_", "-") for name in given_options(options) if name in names]
+    if ignored:
+        raise ValueError(f"--{', --'.join(ignored)} would have no effect: {reason}")
+
+
+def refuse_all_but(options: Any, names: Collection[str], reason: str) -> None:
+    """Raise `ValueError` if an option is given that is not one of those that the command reads in the mode in use."""
+    refuse_options(options, [name for name in given_options(options) if name not in names], reason)
 
 
 def client_help(model: str) -> str:
@@ -261,6 +295,25 @@ class LargeLLM(EnvironmentModel, Spending):
                 "name the large LLM with --environment-model NAME, or say --sandbox, or name an environment of your "
                 "own with --environment MODULE:NAME, an agent program with --program MODULE:NAME"
             )
+        # Options that say how the large LLM is called.
+        if self.environment is not None:
+            refuse_options(
+                self,
+                (
+                    "environment_base_url",
+                    "environment_client",
+                    "environment_max_tokens",
+                    "replay_cache",
+                ),
+                f"{self.environment} calls its models by itself; set it there",
+            )
+        if self.sandbox:
+            refuse_options(
+                self,
+                ("environment_base_url",),
+                "the sandbox has an oracle of its own; name an endpoint's model with "
+                "--environment-model instead of --sandbox",
+            )
 
     def open_environment(self, stack: ExitStack, budget: Budget) -> Environment:
         """The checked environment, charged to `budget`; its client is closed with the stack."""
@@ -328,13 +381,13 @@ class TaskRows:
 
         # Split first, so that the same rows are held out whatever is sampled from the others.
         rows, _ = hold_out(self._load_rows(task, None, seed), self.held_out)
-        if self.task_rows is None:
-            return rows
-        if self.task_rows > len(rows):
-            raise ValueError(
-                f"--task-rows {self.task_rows}: only {len(rows)} rows are not held out"
-            )
-        return rows.shuffle(seed).select(range(self.task_rows))
+        return self._sample(rows, seed, "are not held out")
+
+    def load_for_evaluation(self, task: str, seed: int = 0) -> Dataset:
+        """The rows to evaluate on: the share of `--held-out`, or all; of these `--task-rows`."""
+        if self.held_out is None:
+            return self.load(task, seed)
+        return self._sample(self.load_held_out_share(task, seed), seed, "are held out")
 
     def load_held_out_share(self, task: str, seed: int = 0) -> Dataset:
         """The held-out rows of `--held-out`, which [`TaskRows.load`] leaves out."""
@@ -344,6 +397,23 @@ class TaskRows:
         _, held_out_rows = hold_out(self._load_rows(task, None, seed), self.held_out)
         return held_out_rows
 
+    def check_rows(self) -> None:
+        """Raise `ValueError` for an option that would have no effect on the named rows."""
+        if self.dataset:
+            refuse_options(
+                self,
+                ("task_split",),
+                "the rows of --dataset have no splits; --held-out sets a share of them aside",
+            )
+
+    def _sample(self, rows: Dataset, seed: int, description: str) -> Dataset:
+        """`--task-rows` of the rows, or all. Raises `ValueError` if there are fewer."""
+        if self.task_rows is None:
+            return rows
+        if self.task_rows > len(rows):
+            raise ValueError(f"--task-rows {self.task_rows}: only {len(rows)} rows {description}")
+        return rows.shuffle(seed).select(range(self.task_rows))
+
     def column_names(self) -> dict[str, str]:
         """Our name for a column -> that of the file. Raises `ValueError` for another form."""
         return read_columns(self.columns)
@@ -351,6 +421,7 @@ class TaskRows:
     def _load_rows(self, task: str, n: int | None, seed: int) -> Dataset:
         from ..data import is_user_data, load_task
 
+        self.check_rows()
         # Only the rows of a task may have to come from the hub.
         source = self.dataset or task
         if not is_user_data(source) and not self.data_files:
@@ -379,6 +450,15 @@ class HeldOutRows(TaskRows):
     eval_task_rows: int | None = option(
         "Sample this many rows of each evaluation set; all by default."
     )
+
+    def check_rows(self) -> None:
+        super().check_rows()
+        if self.eval_task is None:
+            refuse_options(
+                self,
+                ("eval_task_rows",),
+                "it samples the rows of --eval-task, which is not given",
+            )
 
     def load_held_out(self, task: str, seed: int) -> Dataset | None:
         """The evaluation rows: those of `--eval-task`, the share of `--held-out`, or `None`."""

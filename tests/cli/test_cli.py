@@ -498,6 +498,7 @@ def test_ask_when_the_large_llm_breaks(run, asking_policy):
     [
         (["--sandbox"], 2, "`agentic-prompting demo` trains one"),
         (["--run", "RUN"], 2, "--environment-model NAME, or say --sandbox"),
+        (["--run", "PLAIN", "--sandbox"], 2, "agentic-prompting headroom --untrained"),
         (["--run", "nowhere", "--sandbox"], 2, "agentic-prompting demo --output-dir nowhere"),
         (
             ["--run", "RUN", "--sandbox", "Who are you?"],
@@ -511,8 +512,9 @@ def test_ask_when_the_large_llm_breaks(run, asking_policy):
         ),
     ],
 )
-def test_ask_with_bad_input_is_one_line(run, asking_policy, arguments, status, message):
-    places = {"RUN": str(asking_policy), "URL": unused_url()}
+def test_ask_with_bad_input_is_one_line(run, asking_policy, tmp_path, arguments, status, message):
+    (tmp_path / "config.json").write_text("{}")
+    places = {"RUN": str(asking_policy), "PLAIN": str(tmp_path), "URL": unused_url()}
     given = [places.get(word, word) for word in arguments]
     question = [] if "Who are you?" in given else [QUESTION]
     found, out, err = run("ask", *question, *given)
@@ -843,7 +845,9 @@ def test_training_takes_them_too(own_rows, tmp_path):
     ]
     wrong = [word if word != own_rows[3] else "request" for word in common]
     assert "--columns request is not of the form" in refused("prompt-r1", *wrong, *asked)
-    assert "leave out --dataset" in refused("prompt-r1", *common, *asked, "--sandbox", "true")
+    assert "--dataset would have no effect" in refused(
+        "prompt-r1", *common, *asked, "--sandbox", "true"
+    )
 
 
 def test_data_that_cannot_be_had_are_one_line(monkeypatch, tmp_path):

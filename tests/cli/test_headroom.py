@@ -61,6 +61,20 @@ def test_prompts_and_a_ceiling_at_endpoints(run, sums, tmp_path):
     assert record["file"].endswith("headroom.json")
 
 
+def test_a_metric_takes_the_place_of_the_score(run, sums, tmp_path):
+    """`token_f1` of a sentence with the number in it is above 0, where `exact_match` is not."""
+    with LoopbackServer(lambda body, number: "0 and more") as server:
+        words = [f"--dataset={sums}", "--environment-model=m", "--calls=64", "--repeats=1"]
+        words += ["--environment-base-url", server.base_url, "--output-dir", tmp_path, "--json"]
+        means = []
+        for metric in ("exact_match", "token_f1"):
+            record = json.loads(run("headroom", *words, "--metric", metric)[1])
+            means.append(max(estimate["mean"] for estimate in record["requests"]["each"]))
+    assert means[0] == 0 < means[1]
+    status, _, err = run("headroom", *words, "--metric", "token_f1", "exact_match")
+    assert status == 2 and "--metric takes one metric" in err
+
+
 def test_a_spent_budget_stops_it(run, sums, tmp_path):
     with LoopbackServer(add) as server:
         model = [

@@ -200,7 +200,7 @@ def test_a_program_is_not_given_what_it_ignores(parts, words):
         ([], "name the agent to train"),
         (["--harness", "codex", "--program", "a:b"], "name the agent to train"),
         (["--harness", "codex"], "name the tasks"),
-        (["--harness", "codex", "--environment", "llm"], "leave out --environment"),
+        (["--harness", "codex", "--environment", "llm"], "--environment would have no effect"),
         (
             ["--harness", "codex", "--dataset", "x.jsonl", "--dialect", "chat"],
             "codex speaks responses",

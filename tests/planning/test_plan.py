@@ -508,6 +508,18 @@ def test_a_folder_without_settings_is_refused(capsys, tmp_path):
     assert asked("--from", tmp_path) == 2 and "damaged" in capsys.readouterr().err
 
 
+def test_the_command_takes_the_price_of_the_client(capsys, monkeypatch, tmp_path):
+    moments = {PASSES: {"weights": 1.0}}
+    memory = Plan("m", Layout(1, 80.0), 10**9, 10**7, batch=2, context=512, moments=moments)
+    monkeypatch.setattr("agentic_prompting.planning.plan", lambda *values, **options: memory)
+    monkeypatch.delenv("MY_KEY", raising=False)
+    config = ROOT / "examples" / "configs" / "qwen3_4b.yaml"
+    words = ["--config", config, "--model-name", tmp_path, "--environment-model", "mine", "--json"]
+    words += ["--rows", 100, "--environment-client", "price=3/4,key=MY_KEY"]
+    assert asked(*words) == 0
+    assert json.loads(capsys.readouterr().out)["cost"]["usd"] > 0
+
+
 def test_the_command_prices_a_pool(capsys, monkeypatch, tmp_path):
     moments = {PASSES: {"weights": 1.0}}
     memory = Plan("m", Layout(1, 80.0), 10**9, 10**7, batch=2, context=512, moments=moments)

@@ -165,7 +165,7 @@ def test_held_out_rows_make_a_curve(warm, tmp_path):
     [
         (["--task", "gsm8k"], "--reference_model"),
         (["--reward", "applause"], "there is no reward 'applause'"),
-        (["--environment", "llm"], "the sandbox has its own: leave out --environment"),
+        (["--environment", "llm"], "--environment would have no effect"),
         (["--task", "gsm8k", "--environment", "llm"], "--environment_model"),
         (["--task", "gsm8k", "--environment", "search"], "--search_url"),
         (["--p_crossover", "2"], "p_crossover"),

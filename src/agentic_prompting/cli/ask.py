@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .hub import check_agent
+from .hub import check_trained_agent
 from .option_parser import OptionParser
 from .options import JSON_HELP, LargeLLM, Tracing, option
 from .terminal import (
@@ -53,7 +53,7 @@ def ask(arguments: Sequence[str]) -> int:
     question = words[1]
     # Everything that can be wrong is found before the model is loaded.
     options.check_environment()
-    check_agent(run)
+    check_trained_agent(run)
     options.start_tracing()
     if options.sandbox:
         question = _in_words_of_sandbox(question)

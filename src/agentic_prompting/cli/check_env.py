@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .hub import check_agent, find_model
 from .loader import load_environment, load_object
 from .option_parser import OptionParser
-from .options import JSON_HELP, TaskRows, list_option, option
+from .options import JSON_HELP, TaskRows, list_option, option, refuse_options
 from .script import print_error
 from .terminal import REQUEST_LABEL, print_styled, print_text, print_turns
 
@@ -55,6 +55,7 @@ def check_env(arguments: Sequence[str]) -> int:
     # Either an environment or a harness, not both.
     if len(words) + (options.harness is not None) != 1:
         raise ValueError("name an environment as module:name, or an agent with --harness NAME")
+    _check_options(options)
     if options.harness is not None:
         return _check_harness(options)
 
@@ -107,6 +108,29 @@ def check_env(arguments: Sequence[str]) -> int:
         _print_episodes(rollouts, spec, tools)
         print_styled(_summary(rollouts, bool(tools), options.model is not None))
     return _report_failures(rollouts, bool(tools))
+
+
+def _check_options(options: CheckEnvOptions) -> None:
+    """Raise `ValueError` for options that would have no effect."""
+    rows = ("task_split", "task_rows", "data_files", "dataset", "columns", "held_out")
+    if options.harness is not None:
+        refuse_options(
+            options,
+            ("request", "model", *rows),
+            "--harness plays one task of its own by a script",
+        )
+        if ":" in options.harness:
+            refuse_options(
+                options, ("dialect",), f"{options.harness} names its own, Harness(..., dialect=...)"
+            )
+        return
+    refuse_options(
+        options, ("dialect", "isolation"), "it is for --harness; NAME is played in this process"
+    )
+    if options.model is not None:
+        refuse_options(options, ("request",), "--model writes its own requests; leave one out")
+    if not options.dataset:
+        refuse_options(options, rows, "it is for the rows of --dataset, which is not given")
 
 
 def _check_harness(options: CheckEnvOptions) -> int:

@@ -35,6 +35,12 @@ def show_sets(
     ] = False,
 ) -> int:
     """List the data sets, show one, or check them against their sources."""
+    if online and action != "check":
+        raise ValueError(f"--online would have no effect: it is for `data check`, not {action}")
+    if names and action == "list":
+        raise ValueError(
+            f"`data list` shows all data sets: agentic-prompting data show {' '.join(names)}"
+        )
     from ..data import TASKS, check_sources, check_table, describe_task, list_tasks
 
     if action == "list":

@@ -29,7 +29,7 @@ from .hub import (
     holds_model,
 )
 from .option_parser import OptionParser
-from .options import JSON_HELP, MissingOption, option
+from .options import JSON_HELP, MissingOption, option, refuse_options
 from .plan import PlanOptions, plan_run
 from .run_configuration import LLM_TIMEOUT, RunConfiguration, option_defaults
 from .terminal import print_json, show_progress
@@ -101,6 +101,7 @@ def doctor(arguments: Sequence[str]) -> int:
     Asks a model that is named for one word. Exit status 1 if there is a problem.
     """
     (options,) = OptionParser("doctor", SETTINGS, doctor.__doc__).parse(arguments)
+    check_options(options)
     findings: list[tuple[str, Finding]] = []
     with show_progress("checking"):
         for name, function in CHECKS.items():
@@ -116,6 +117,29 @@ def doctor(arguments: Sequence[str]) -> int:
     else:
         _print_findings(findings)
     return 1 if worst == "problem" else 0
+
+
+def check_options(options: DoctorOptions) -> None:
+    """Raise `ValueError` for options that no check would look at."""
+    for role in ("environment", "reference"):
+        if not options.value(f"{role}_model"):
+            refuse_options(
+                options,
+                (f"{role}_base_url", f"{role}_client"),
+                f"name the model that is asked there with --{role}-model",
+            )
+    if options.config is None:
+        refuse_options(
+            options,
+            ("accelerate_config", "environment_max_tokens"),
+            "it is for the training run of --config FILE, which is not given",
+        )
+        if not options.environment_model and not options.reference_model:
+            refuse_options(
+                options,
+                ("budget_usd", "budget_tokens"),
+                "name the model that spends it with --environment-model",
+            )
 
 
 def _print_findings(findings: Sequence[tuple[str, Finding]]) -> None:

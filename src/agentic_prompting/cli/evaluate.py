@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..records import digest
 from .example_files import CLONE, find_example, find_shared_folder
-from .hub import check_agent, check_model, is_hub_reachable
+from .hub import check_model, check_trained_agent, is_hub_reachable
 from .loader import import_file, register_judge
 from .option_parser import OptionParser
 from .options import (
@@ -257,7 +257,7 @@ def _check_run(options: EvaluateOptions, run: Path) -> bool:
     """
     from ..rollout import AgentSpec, FreeText
 
-    check_agent(run)
+    check_trained_agent(run)
     # A free-text agent answers by itself. The spec of an agent on the hub is known only after loading.
     answers_alone = run.is_dir() and isinstance(AgentSpec.load(run).grammar, FreeText)
     names_environment = options.sandbox or options.environment or options.environment_model

@@ -23,6 +23,7 @@ from ..llm import LLMError, Usage
 from ..llm.guard import describe
 from ..llm.types import cost_in_words
 from ..records import atomic_write, only_writer
+from ..rollout import TagGrammar
 from .headroom_pointer import point_to_headroom
 from .loader import REWARDS, load_reward, register_selections
 from .option_parser import OptionParser
@@ -34,6 +35,7 @@ from .options import (
     Tracing,
     client_help,
     option,
+    refuse_options,
 )
 from .script import INTERRUPTED, print_error
 from .terminal import print_json, print_text
@@ -75,6 +77,47 @@ class EvolveSettings(EvolveConfig):
 
 SETTINGS = (EvolveOptions, EvolveSettings)
 
+NOT_IN_SANDBOX = (
+    "policy_model",
+    "policy_base_url",
+    "policy_client",
+    "reference_model",
+    "reference_base_url",
+    "reference_client",
+    "replay_cache",
+    "task",
+    "task_split",
+    "task_rows",
+    "data_files",
+    "dataset",
+    "columns",
+    "held_out",
+    "eval_task",
+    "reward",
+    "initial_prompt",
+)
+"""The options of models, rows and reward, which the sandbox has of its own."""
+
+
+def check_options(options: EvolveOptions, config: EvolveConfig) -> None:
+    """Raise `ValueError` for options that would have no effect."""
+    if not options.sandbox:
+        refuse_options(options, ("warm_start_steps",), "it is for --sandbox, whose agent is made")
+        if options.dataset:
+            refuse_options(options, ("task",), "--dataset names the rows; leave one of them out")
+        options.check_rows()
+        return
+    reason = "the sandbox has its own; leave it out"
+    refuse_options(options, NOT_IN_SANDBOX, reason)
+    refuse_options(
+        config,
+        ("reflect_on", "prompt_template", "policy_sampling", "reference_sampling"),
+        reason,
+    )
+    # The word was replaced by the grammar itself.
+    if not isinstance(config.grammar, TagGrammar):
+        raise ValueError(f"--grammar would have no effect: {reason}")
+
 
 def evolve(arguments: Sequence[str]) -> int:
     """Evolve the system prompt of a closed model (E-SPL without weights); run again, a stopped run goes on."""
@@ -82,6 +125,7 @@ def evolve(arguments: Sequence[str]) -> int:
     register_selections(arguments)
     options, config = OptionParser("evolve", SETTINGS, evolve.__doc__).parse(arguments)
     folder = options.output_dir
+    check_options(options, config)
     options.start_tracing()
     # Evolve, with a line for each step unless one JSON object is wanted.
     try:

@@ -110,7 +110,7 @@ def _connect_parts(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]
     parts: dict[str, Any] = {
         "rows": list(options.load(options.task, options.seed)),
         "prompts": [options.prompt],
-        "metric": each(load_score(options.score)),
+        "metric": options.metric[0] if options.metric else each(load_score(options.score)),
         "reward": None if options.reward is None else load_reward(options.reward),
     }
     if options.group_size is not None:

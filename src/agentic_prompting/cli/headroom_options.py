@@ -8,8 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .loader import SCORES
-from .options import JSON_HELP, LargeLLM, ReferenceModel, TaskRows, Tracing, client_help, option
-from .refine import RefineModels
+from .options import (
+    JSON_HELP,
+    LargeLLM,
+    ReferenceModel,
+    TaskRows,
+    Tracing,
+    client_help,
+    list_option,
+    option,
+    refuse_all_but,
+    refuse_options,
+)
+from .refine import ROLE_OPTIONS, RefineModels
 from .run_configuration import RunConfiguration
 from .yaml_file import check_options_file
 
@@ -54,6 +65,9 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
         "score(answer, answers).",
         "exact_match",
     )
+    metric: list[str] | None = list_option(
+        "A metric of `evaluate` by name, instead of --score: ours, or one of the package `evaluate`."
+    )
     calls: int = option("Calls of large LLMs in each part, at most.", 512)
     top_up_calls: int = option(
         "Calls of a second look at the prompts, if the first cannot tell.", 0
@@ -90,11 +104,25 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
 
     def check(self) -> None:
         """Raise `ValueError` unless there is something to measure, and all that it takes."""
+        if self.metric is not None:
+            refuse_options(self, ("score",), "--metric takes its place; leave one of them out")
+            if len(self.metric) != 1:
+                raise ValueError(f"--metric takes one metric, got {', '.join(self.metric)}")
         # The sandbox brings everything that is measured, and a configuration its own.
         if self.sandbox:
+            refuse_all_but(
+                self,
+                ("sandbox", "prompt", "tried", *MEASUREMENT_OPTIONS),
+                "the sandbox has its own; leave it out",
+            )
             return
         if self.config is not None:
             check_options_file(self.config)
+            refuse_all_but(
+                self,
+                ("config", "tried", "repeats", *RUN_OPTIONS, *MEASUREMENT_OPTIONS),
+                "the run of --config brings its own; change it in the file, or leave --config out",
+            )
             return
         # Each of the measurements needs a model.
         measured = (
@@ -116,3 +144,96 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
                 "--untrained needs somebody to ask: --environment-model NAME, --environment "
                 "MODULE:NAME, or --program MODULE:NAME for an agent program"
             )
+        self._refuse_options_of_parts()
+
+    def _refuse_options_of_parts(self) -> None:
+        """Raise `ValueError` for options of parts that are not measured."""
+        if not self.policy_model:
+            refuse_options(
+                self,
+                (
+                    "policy_base_url",
+                    "policy_client",
+                    "reference_model",
+                    "reference_base_url",
+                    "reference_client",
+                    "tried",
+                    "top_up_calls",
+                ),
+                "it is for a better prompt of --policy-model NAME, which is not given",
+            )
+        elif not self.reference_model:
+            refuse_options(
+                self,
+                ("tried", "reference_base_url", "reference_client"),
+                "--reference-model NAME, which is not given, writes the prompts",
+            )
+        if not self.policy_model and not self.feedback_model:
+            refuse_options(self, ("prompt",), "it is the first prompt of --policy-model NAME")
+        if not self.feedback_model:
+            refuse_options(
+                self,
+                ROLE_OPTIONS,
+                "ProRefine is measured with --feedback-model NAME, which is not given",
+            )
+        if not self.environment_model:
+            refuse_options(
+                self,
+                ("environment_base_url", "environment_client", "environment_max_tokens"),
+                "it is for the large LLM of --environment-model NAME, which is not given",
+            )
+            if not self.environment or self.untrained:
+                refuse_options(
+                    self, ("repeats",), "it is for --environment-model NAME, which is not given"
+                )
+        if not self.untrained:
+            refuse_options(
+                self,
+                ("group_size", "reward"),
+                "it is for the signal of --untrained MODEL, which is not given",
+            )
+        if self.dataset:
+            refuse_options(self, ("task",), "--dataset names the rows; leave one of them out")
+
+
+MEASUREMENT_OPTIONS = (
+    "calls",
+    "top_up_calls",
+    "delta",
+    "seed",
+    "budget_usd",
+    "budget_tokens",
+    "output_dir",
+    "json",
+    "traces",
+    "trace_content",
+)
+"""The options of every measurement."""
+
+SCRIPT_OPTIONS = (
+    "environment_model",
+    "environment_base_url",
+    "environment_client",
+    "environment_max_tokens",
+    "reference_model",
+    "reference_base_url",
+    "reference_client",
+    "dataset",
+    "columns",
+    "data_files",
+    "task_split",
+    "task_rows",
+    "held_out",
+)
+"""The options of `headroom` that take the place of those of the training run."""
+
+RUN_OPTIONS = (
+    *SCRIPT_OPTIONS,
+    "untrained",
+    "reward",
+    "group_size",
+    "score",
+    "metric",
+    "replay_cache",
+)
+"""The options that take the place of what the file of `--config` says."""

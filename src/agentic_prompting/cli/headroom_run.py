@@ -9,6 +9,7 @@ from typing import Any
 
 from ..agent import PromptAgent
 from ..environments import LLMEnvironment
+from ..evaluation.metrics import each
 from ..llm import Budget, charge
 from ..rewards import PromptR1Reward
 from ..rollout import Environment, as_environment
@@ -16,10 +17,10 @@ from ..sandbox.library import brief_answer_reward
 from ..sandbox.setup import prepare_sandbox
 from ..trainers import ESPLTrainer, MultiTurnGRPOConfig, PromptR1Trainer
 from ..trainers.resolve_spec import SpecOptions
-from .headroom_options import HeadroomOptions
+from .headroom_options import SCRIPT_OPTIONS, HeadroomOptions
 from .hub import check_model, find_model
-from .loader import load_reward, text_or_file
-from .options import MissingOption
+from .loader import load_reward, load_score, text_or_file
+from .options import MissingOption, given_options, refuse_options
 from .terminal import show_progress
 from .train_espl import ESPLArguments
 from .train_prompt_r1 import PromptR1Arguments
@@ -39,12 +40,29 @@ def connect_run(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]:
             "headroom --config measures the runs of `train prompt-r1` and `train espl`; for an "
             "agent program name --untrained MODEL and --program MODULE:NAME"
         )
+    if not isinstance(script, ESPLArguments):
+        refuse_options(
+            options,
+            (
+                "reference_model",
+                "reference_base_url",
+                "reference_client",
+                "tried",
+                "top_up_calls",
+            ),
+            f"{options.config} is a run of `train {options.run.method}`, which has no reference LLM",
+        )
+    if isinstance(script, PromptR1Arguments) and (script.real or script.sandbox):
+        refuse_options(
+            options, ("untrained",), f"the run of {options.config} brings a model of its own"
+        )
     # Options of the command line come before those of the file.
-    for name in ("environment_model", "environment_base_url", "dataset", "columns", "task_rows"):
-        if getattr(options, name) is not None:
+    for name in given_options(options):
+        if name in SCRIPT_OPTIONS:
             setattr(script, name, getattr(options, name))
-    script.replay_cache = options.replay_cache
     script.check(args)
+    # Every reply is recorded, also where the run itself would record none.
+    script.replay_cache = options.replay_cache
     budget = options.open_budget()
     if isinstance(script, PromptR1Arguments) and script.real:
         parts = _library_parts(script, args, model.model_name_or_path, options.folder)
@@ -61,6 +79,11 @@ def connect_run(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]:
         parts |= _prompt_parts(script, parts["agent"], stack, budget)
     if options.reward is not None:
         parts["reward"] = load_reward(options.reward)
+    # Rewards score rollouts, and a metric the answers of models and prompts.
+    if options.metric:
+        parts["metric"] = options.metric[0]
+    elif options.score != HeadroomOptions.score:
+        parts["metric"] = each(load_score(options.score))
     parts["group_size"] = options.group_size or args.num_generations
     return parts
 

@@ -56,6 +56,19 @@ def check_agent(run: str | Path) -> None:
     check_model(run)
 
 
+def check_trained_agent(run: str | Path) -> None:
+    """As [`check_agent`]; also raise `ValueError` for a folder of a model that no trainer of ours has saved."""
+    from ..rollout import SPEC_FILE
+
+    check_agent(run)
+    if Path(run).is_dir() and not (Path(run) / SPEC_FILE).is_file():
+        raise ValueError(
+            f"{run} holds a model that was not trained here (no {SPEC_FILE}): train it with "
+            f"`agentic-prompting train prompt-r1 --model {run} --config FILE`, or measure it as it is with "
+            f"`agentic-prompting headroom --untrained {run}`"
+        )
+
+
 def holds_model(folder: Path) -> bool:
     """Whether a folder has the files of a model, or of an adapter of one."""
     return any((folder / name).exists() for name in _MODEL_FILES)

@@ -12,7 +12,7 @@ from ..evaluation.headroom_file import HEADROOM_FILE, HeadroomFigures
 from .hub import find_model, is_hub_reachable
 from .loader import load_environment
 from .option_parser import OptionParser
-from .options import JSON_HELP, option
+from .options import JSON_HELP, option, read_client_settings, refuse_options
 from .run_configuration import RunConfiguration
 from .terminal import show_progress
 from .yaml_file import check_options_file, read_options
@@ -74,6 +74,18 @@ def plan(arguments: Sequence[str]) -> int:
         raise ValueError(
             "name the run to plan: --config FILE, such as examples/configs/qwen3_4b.yaml, or --from RUN"
         )
+    refuse_options(options, ("run",), "a run to plan like is named with --from RUN")
+    refuse_options(
+        options,
+        (
+            "environment_base_url",
+            "environment_max_tokens",
+            "reference_base_url",
+            "reference_client",
+            "replay_cache",
+        ),
+        "a plan asks no model, and takes the price from --environment-model or --environment-client",
+    )
     if options.max_steps is not None and options.max_steps < 1:
         raise ValueError(f"--max-steps {options.max_steps}: a run has at least 1 step")
     for file in filter(None, (options.config, options.accelerate_config)):
@@ -133,6 +145,13 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
 
     # Costs need the prices of the large LLM or of the workers, and say what is missing otherwise.
     environment_model = options.value("environment_model")
+    price = None
+    if environment_model:
+        # A price of the user's own comes first, as in training. No key is needed here.
+        client_text = str(options.value("environment_client") or "")
+        parts = [part for part in client_text.split(",") if not part.strip().startswith("key=")]
+        client = read_client_settings(",".join(parts), "environment-client")
+        price = client.get("price") or find_price(environment_model)
     pool = None
     pool_problem = ""
     try:
@@ -145,7 +164,7 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
             memory.parameters,
             gpus=memory.layout.gpus,
             rows=options.rows or run.rows,
-            price=find_price(environment_model) if environment_model else None,
+            price=price,
             pool=pool,
             pilot=options.pilot,
             trained=memory.trained,

@@ -26,6 +26,7 @@ from .options import (
     client_help,
     option,
     read_columns,
+    refuse_options,
 )
 from .script import INTERRUPTED, print_error
 from .terminal import print_json, print_styled
@@ -36,6 +37,24 @@ if TYPE_CHECKING:
 
 # Styles by the mark that `describe_lines` gives to a line.
 _STYLES = {"-": "red", "+": "green", "#": "bold", "": ""}
+
+
+ROLE_OPTIONS = (
+    "task_model",
+    "task_base_url",
+    "task_client",
+    "local_model",
+    "feedback_model",
+    "feedback_base_url",
+    "feedback_client",
+    "optimizer_model",
+    "optimizer_base_url",
+    "optimizer_client",
+    "verifier_model",
+    "verifier_base_url",
+    "verifier_client",
+)
+"""The options of [`RefineModels`] that say which models play the roles, and how they are called."""
 
 
 @dataclass
@@ -77,6 +96,13 @@ class RefineModels(Recording, Spending):
         if self.feedback_model is None:
             raise ValueError(
                 "name the feedback model with --feedback-model NAME (or try --sandbox)"
+            )
+
+        if self.local_model is not None:
+            refuse_options(
+                self,
+                ("task_base_url", "task_client"),
+                "--local-model runs here; --task-model NAME is asked at an endpoint",
             )
 
         # The task model is local or at an endpoint; the other roles share the feedback model.
@@ -149,6 +175,30 @@ class RefineOptions(RefineModels, Tracing):
     )
     json: bool = option(JSON_HELP, False)
 
+    def check(self) -> None:
+        """Raise `ValueError` for options that would have no effect."""
+        if self.sandbox:
+            refuse_options(
+                self,
+                (*ROLE_OPTIONS, "replay_cache"),
+                "the sandbox has scripted models; leave it out",
+            )
+            refuse_options(self, ("score",), "the sandbox scores its own puzzles; leave it out")
+        if self.input is None:
+            refuse_options(self, ("columns",), "it is for a table, --input FILE")
+        if self.query is not None:
+            refuse_options(
+                self, ("score",), "--query has no accepted answers; give both with --input FILE"
+            )
+        if self.unit != "tokens":
+            refuse_options(self, ("tokens_per_step",), f"a step is one {self.unit} with --unit")
+        if self.paper_setting != "verifier":
+            refuse_options(
+                self,
+                ("verifier_model", "verifier_base_url", "verifier_client"),
+                f"no model judges with --paper-setting {self.paper_setting}",
+            )
+
 
 SETTINGS = (RefineOptions,)
 
@@ -161,6 +211,7 @@ def refine(arguments: Sequence[str]) -> int:
     (options,) = OptionParser("refine", SETTINGS, refine.__doc__).parse(arguments)
     # A wrong score is found before any model is asked.
     score = load_score(options.score)
+    options.check()
     options.start_tracing()
     with ExitStack() as stack:
         # Scripted models and a puzzle, or the named models and questions.

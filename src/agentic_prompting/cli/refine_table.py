@@ -15,7 +15,7 @@ from ..llm import Budget, charge
 from ..records import only_writer
 from ..refine import START_PROMPTS, LabelVerifier, ProRefiner, RefinementResult
 from .option_parser import OptionParser
-from .options import Spending, option
+from .options import Spending, option, refuse_options
 from .refine import RefineModels
 
 
@@ -52,6 +52,19 @@ def refine_table(arguments: Sequence[str]) -> None:
 
     (options,) = OptionParser("demo --method prorefine", SETTINGS).parse(arguments)
     # By default the puzzles of the sandbox, whose models are scripted.
+    if options.task is None:
+        refuse_options(
+            options,
+            (
+                "split",
+                "data_files",
+                "task_model",
+                "task_base_url",
+                "critic_model",
+                "critic_base_url",
+            ),
+            "without --task the models are scripted and the puzzles made up",
+        )
     task = options.task or SORTING
     folder = options.output_dir
     score = REASONING_SCORERS.get(task)

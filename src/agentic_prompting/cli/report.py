@@ -56,6 +56,10 @@ def show_runs(
     if watch:
         if len(runs) > 1:
             raise ValueError("--watch follows one run; compare several when they have finished")
+        if as_json:
+            raise ValueError(
+                "--json would have no effect: --watch goes on until Ctrl-C; leave one of them out"
+            )
         folder = output_dir or runs[0] / "report"
         print(f"{folder}/index.html is written as {runs[0]} goes on (Ctrl-C stops)", flush=True)
         watch_report(runs[0], output_dir, max_trajectories)

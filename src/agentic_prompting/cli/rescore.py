@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .loader import REWARDS, load_reward
 from .option_parser import OptionParser
-from .options import JSON_HELP, TaskRows, option
+from .options import JSON_HELP, TaskRows, option, refuse_options
 from .terminal import print_text
 
 if TYPE_CHECKING:
@@ -49,7 +49,15 @@ def rescore(arguments: Sequence[str]) -> int:
 
     # The dataset is needed only for columns that the records do not have.
     rows = None
-    if options.task or options.dataset or options.data_files:
+    if options.dataset:
+        refuse_options(options, ("task",), "--dataset names the rows; leave one of them out")
+    if not options.task and not options.dataset:
+        refuse_options(
+            options,
+            ("task_split", "task_rows", "data_files", "columns", "held_out"),
+            "it is for the rows of --task or --dataset, which are not given",
+        )
+    else:
         rows = options.load(options.task or "", 0)
     result = rescore_run(
         Path(words[0]),

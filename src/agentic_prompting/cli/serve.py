@@ -14,7 +14,7 @@ except ImportError as error:
         f"serving needs more ({error.name}): pip install 'agentic-prompting[serve]'"
     ) from error
 
-from .hub import check_agent
+from .hub import check_trained_agent
 from .option_parser import OptionParser
 from .options import LargeLLM, Tracing, option
 
@@ -53,7 +53,7 @@ def serve(arguments: Sequence[str]) -> int:
 
     # A missing key and a port that is taken are found before the model is loaded.
     config.find_key()
-    check_agent(folder)
+    check_trained_agent(folder)
     config.check_address()
     options.start_tracing()
     from ..agent import PromptAgent

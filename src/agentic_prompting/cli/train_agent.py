@@ -16,7 +16,7 @@ from ..harnesses import HARNESSES, CommandProgram, Workspace, get_harness
 from ..programs import AgentProgram, Program
 from ..trainers import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
 from .loader import load_object, load_reward
-from .options import MissingOption, option
+from .options import MissingOption, option, refuse_options
 from .train_options import DataAndEnvironment, check_before_loading, reward_option
 
 
@@ -52,8 +52,16 @@ class AgentArguments(DataAndEnvironment):
         "environment_factory",
         "grammar",
         "prompt_template",
-        "environment_model",
+        "search_url",
+        "n_test",
+        "replay_cache",
+        *DataAndEnvironment.LARGE_LLM_OPTIONS,
     )
+
+    @property
+    def has_json_lines(self) -> bool:
+        """Whether the tasks are a JSON lines file, whose rows keep every column."""
+        return (self.dataset or "").endswith(".jsonl")
 
     def check(self, args: MultiTurnGRPOConfig) -> None:
         """Raise `ValueError` for wrong arguments before anything is loaded."""
@@ -63,10 +71,21 @@ class AgentArguments(DataAndEnvironment):
                 "name the agent to train", "--harness NAME, or --program module:name"
             )
         # Options that have no effect on a program are refused.
-        ignored = [name for name in self.NOT_FOR_PROGRAMS if getattr(self, name)]
-        if ignored:
-            raise ValueError(f"an agent program has its own: leave out --{', --'.join(ignored)}")
-        if self.held_out is not None and (self.dataset or "").endswith(".jsonl"):
+        refuse_options(self, self.NOT_FOR_PROGRAMS, "an agent program has its own; leave it out")
+        if self.program is not None:
+            refuse_options(
+                self,
+                ("dialect", "ask"),
+                f"it is for --harness; {self.program} is asked the whole row in a dialect of its choice",
+            )
+        self.check_rows()
+        if self.has_json_lines:
+            refuse_options(
+                self,
+                ("data_files",) if self.eval_task else ("data_files", "columns"),
+                "tasks in JSON lines keep their columns, of which the program reads what it needs",
+            )
+        if self.held_out is not None and self.has_json_lines:
             raise ValueError(
                 "--held-out needs rows of the known columns, and tasks in JSON lines keep theirs: "
                 "write the held-out tasks to a file of their own"
@@ -79,7 +98,8 @@ class AgentArguments(DataAndEnvironment):
 
     def load(self, task: str, seed: int) -> Any:
         """The rows. Those of a JSON lines file keep every column, because a program may read any of them."""
-        if self.dataset and self.dataset.endswith(".jsonl"):
+        if self.has_json_lines:
+            assert self.dataset is not None
             with open(self.dataset, encoding="utf-8") as file:
                 return [json.loads(line) for line in file if line.strip()][: self.task_rows]
         return super().load(task, seed)

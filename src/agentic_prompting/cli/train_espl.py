@@ -18,8 +18,13 @@ from ..sandbox.results import report_guarded_run
 from ..sandbox.setup import ROOT, prepare_guarded
 from ..trainers import ESPLConfig, ESPLTrainer
 from .loader import load_object, load_rewards, text_or_file
-from .options import MissingOption, ReferenceModel, option
-from .train_options import DataAndEnvironment, check_before_loading, reward_option
+from .options import MissingOption, ReferenceModel, option, refuse_options
+from .train_options import (
+    DataAndEnvironment,
+    check_before_loading,
+    refuse_model,
+    reward_option,
+)
 
 
 @dataclass
@@ -48,6 +53,20 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
         self.check_environment(self.is_in_sandbox)
         # A wrong reward is found here; the trainer's is loaded later.
         load_rewards(self.reward)
+        if self.is_in_sandbox:
+            reason = "the sandbox has its own; leave it out, or name your rows with --dataset"
+            prompts = ("reward", "initial_prompt", "free_text", "population")
+            refuse_options(self, (*self.LARGE_LLM_OPTIONS, *prompts), reason)
+            if not self.reference_model:
+                refuse_options(
+                    self,
+                    ("reference_base_url", "reference_client", "replay_cache"),
+                    "a script reflects in the sandbox; name another model with --reference-model",
+                )
+        if self.population:
+            refuse_options(
+                self, ("initial_prompt", "free_text"), f"{self.population} brings its own prompts"
+            )
         # Each LLM that takes part has to be named.
         asks_large_llm = self.environment_name == "llm" and not self.has_own_environment
         if asks_large_llm and not self.environment_model:
@@ -98,6 +117,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
         self, args: ESPLConfig, model: ModelConfig, reference: ChatModel | None
     ) -> tuple[Trainer, Callable[[Trainer, float], object]]:
         """The trainer of the sandbox's tiny policy."""
+        refuse_model(model)
         sandbox = prepare_guarded(args.output_dir, args.seed, self.n_test, self.warm_start_steps)
 
         # Called after training, with the seconds since the program started.

@@ -24,7 +24,7 @@ from .loader import (
     suggest,
     text_or_file,
 )
-from .options import EnvironmentModel, HeldOutRows, MissingOption, option
+from .options import EnvironmentModel, HeldOutRows, MissingOption, option, refuse_options
 
 # The shipped environments. With `none` the agent has no environment.
 ENVIRONMENTS = ("llm", "search", "none")
@@ -75,10 +75,16 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
     DEFAULT_ENVIRONMENT = "llm"
     # Options of parts that the sandbox has of its own.
     NOT_IN_SANDBOX = (
+        "task_split",
+        "task_rows",
+        "data_files",
         "dataset",
+        "columns",
         "held_out",
         "eval_task",
+        "eval_task_rows",
         "environment",
+        "search_url",
         "tools",
         "environment_factory",
         "prompt_template",
@@ -86,6 +92,16 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
         "grammar",
         "tokenizer",
         "callbacks",
+    )
+
+    # Options of the large LLM in the environment.
+    LARGE_LLM_OPTIONS = (
+        "environment_model",
+        "environment_base_url",
+        "environment_client",
+        "environment_max_tokens",
+        "environment_temperature",
+        "share_replies",
     )
 
     @property
@@ -116,10 +132,23 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
                 "--environment_model is incompatible with an environment of your own: leave one of them out"
             )
         # Options that would have no effect are refused.
-        ignored = [name for name in self.NOT_IN_SANDBOX if getattr(self, name)]
-        if sandbox and ignored:
-            raise ValueError(f"the sandbox has its own: leave out --{', --'.join(ignored)}")
-        if self.environment_name == "search" and not self.search_url:
+        if sandbox:
+            refuse_options(self, self.NOT_IN_SANDBOX, "the sandbox has its own; leave it out")
+            return
+        refuse_options(
+            self, ("n_test", "warm_start_steps"), "it is for the sandbox, which makes its own data"
+        )
+        self.check_rows()
+        asks_large_llm = self.environment_name == "llm" and not self.has_own_environment
+        if not asks_large_llm:
+            refuse_options(
+                self,
+                self.LARGE_LLM_OPTIONS,
+                "the environment is not the large LLM; leave it out, or say --environment llm",
+            )
+        if self.environment_name != "search" or self.has_own_environment:
+            refuse_options(self, ("search_url",), "it is for --environment search")
+        elif not self.search_url:
             raise MissingOption("name the retriever", "--search_url http://host:port/retrieve")
 
     def build_environment(
@@ -188,6 +217,15 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
             "peft_config": get_peft_config(model),
             **self.agent_form(),
         }
+
+
+def refuse_model(model: ModelConfig) -> None:
+    """Raise `ValueError` if a run in the sandbox, whose policy is made there, is given a model."""
+    refuse_options(
+        model,
+        ("model_name_or_path",),
+        "the sandbox trains a tiny policy of its own; leave it out, or leave the sandbox out",
+    )
 
 
 def check_before_loading(args: MultiTurnGRPOConfig, model: ModelConfig, *endpoints: Any) -> None:

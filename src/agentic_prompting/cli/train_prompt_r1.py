@@ -26,8 +26,13 @@ from ..sandbox.setup import prepare_sandbox
 from ..trainers import PromptR1Config, PromptR1Trainer
 from .hub import check_model
 from .loader import load_rewards
-from .options import MissingOption, option
-from .train_options import DataAndEnvironment, check_before_loading, reward_option
+from .options import MissingOption, option, refuse_options
+from .train_options import (
+    DataAndEnvironment,
+    check_before_loading,
+    refuse_model,
+    reward_option,
+)
 
 SANDBOX_WARM_START_STEPS = 450
 
@@ -64,8 +69,20 @@ class PromptR1Arguments(DataAndEnvironment):
                 "--real trains a real model and --sandbox a tiny one: leave one of them out"
             )
         self.check_environment(self.sandbox or self.real)
+        if self.sandbox or self.real:
+            refuse_options(self, ("task",), "the run asks questions of its own; leave it out")
+        if self.real:
+            refuse_options(
+                self,
+                (*self.LARGE_LLM_OPTIONS, "replay_cache"),
+                "the facts of --real are looked up on this machine; leave it out",
+            )
         # The large LLM has to be named, unless the run in the sandbox or with --real brings it.
         asks_large_llm = self.environment_name == "llm" and not self.has_own_environment
+        if not asks_large_llm:
+            refuse_options(
+                self, ("replay_cache",), "it records the large LLM, which this run does not ask"
+            )
         has_large_llm = self.environment_model or (self.sandbox and not self.environment_base_url)
         if asks_large_llm and not has_large_llm and not self.real:
             raise MissingOption(
@@ -107,6 +124,7 @@ class PromptR1Arguments(DataAndEnvironment):
         self, args: PromptR1Config, model: ModelConfig, stack: ExitStack
     ) -> tuple[Trainer, Report]:
         """The trainer of the sandbox's tiny policy."""
+        refuse_model(model)
         environment = self.connect_large_llm(args.seed, stack, sandbox=True)
         environment.check()  # a wrong address or key is found before the warm start, not after it
         sandbox = prepare_sandbox(args.output_dir, args.seed, self.n_test, self.supervised_steps)

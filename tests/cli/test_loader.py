@@ -218,11 +218,9 @@ def test_an_environment_and_a_reward_of_ones_own_are_trained(
         for line in (parts / "out" / "rollouts" / "log.jsonl").read_text().splitlines()
     ][:1]
     assert log["rewards/score/mean"] == 1.0
-    pointers = [
-        line
-        for line in capsys.readouterr().err.splitlines()
-        if "agentic-prompting headroom" in line
-    ]
+    printed = capsys.readouterr()
+    assert "agentic-prompting report out" in printed.out.splitlines()[-1]
+    pointers = [line for line in printed.err.splitlines() if "agentic-prompting headroom" in line]
     assert len(pointers) == (method == "prompt-r1")
 
 

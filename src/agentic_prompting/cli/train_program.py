@@ -127,9 +127,13 @@ def main(method: str, arguments: Sequence[str]) -> None:
         trainer.locks_folder = False
         run_training(trainer)
         trainer.save_model(args.output_dir)
-        # One process prints the results of the sandbox for all.
-        if report is not None and trainer.accelerator.is_main_process:
-            report(trainer, time.perf_counter() - started)
+        # One process prints for all: the results of the sandbox, or where to look for one's own.
+        if trainer.accelerator.is_main_process:
+            if report is not None:
+                report(trainer, time.perf_counter() - started)
+            else:
+                print(f"written to {folder}")
+                print(f"next:  agentic-prompting report {folder}")
         trainer.accelerator.end_training()  # without it gloo may abort at exit
 
 

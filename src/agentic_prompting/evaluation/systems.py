@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Number
 from typing import Any, Protocol, TypedDict
 
 from ..llm import ChatModel, LLMError, Message, Reply, as_chat, with_system
@@ -180,7 +181,7 @@ class FunctionSystem(System):
             raise ValueError(f"the system gave {len(texts)} answers to {len(rows)} questions")
         # Anything else would be compared as its Python text, and never be right.
         for text in texts:
-            if not (text is None or isinstance(text, str | int | float)):
+            if not (text is None or isinstance(text, str | Number)):
                 raise ValueError(
                     f"the system must give a text or None for each question, not a "
                     f"{type(text).__name__}: {text!r:.80}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from decimal import Decimal
 from itertools import combinations
 from math import comb
 from threading import Event
@@ -784,6 +785,10 @@ def test_an_answer_that_is_no_text_is_refused():
     rows = [{"question": "x", "answers": ["x"]}]
     with pytest.raises(ValueError, match="not a dict"):
         evaluate_agent(lambda questions: [{"answer": "x"} for _ in questions], rows, runs=1)
+    # Any kind of number has a text.
+    rows = [{"question": "x", "answers": ["2.5"]}]
+    evaluation = evaluate_agent(lambda _: [Decimal("2.5")], rows, runs=1, progress=False)
+    assert evaluation.results[0].estimates["exact_match"].mean == 1.0
 
 
 def test_two_metrics_of_one_name_are_refused():

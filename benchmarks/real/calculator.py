@@ -20,6 +20,16 @@ Protocol, written before any run of the reported seeds.
 5. Expected on every seed: the trained model calls the tool in at least .9 of the rollouts, exact match is at least .8 and
    above the warm start with an interval above 0, and no rollout fails. Against us: any of these is missed. The figures are
    printed whatever they are.
+
+Of the tuning seeds only 1 was run, which learned (.047 to .668 in 12 steps). The protocol was missed on its first seed, 991:
+after the warm start none of its answers was right, so every reward of all 20 steps was 0, and nothing was learned. 992 and
+993 were not run.
+
+Second protocol, written after that and before any run of its seeds: the same, but the model first imitates 96
+demonstrations (12 steps of 8), of which .4 guess, .3 leave a part of the expression out and .3 are right. Chosen by the
+share of right answers after the warm start alone, .16 and .17 on tuning seeds 1 and 2; training was not tuned again. Seeds 994,
+995 and 996.
+Expected: as above.
 """
 
 from __future__ import annotations
@@ -39,12 +49,16 @@ from agentic_prompting.rewards import exact_match_reward
 from benchmarks.lab import RECORDS, Records, log, markdown, quiet
 from benchmarks.real.small_agent import by_question, imitate, load_published, train_adapter
 
-SEEDS = (991, 992, 993)
+SEEDS = (994, 995, 996)
 TUNING_SEEDS = (1, 2, 3)
 HELD_OUT = 256
 TRAIN_ROWS = 512
-DEMONSTRATIONS = 64
-WARM_START_STEPS = 8
+DEMONSTRATIONS = 96
+WARM_START_STEPS = 12
+GUESSES = 0.4
+"""The share of demonstrations without a call."""
+PARTS = 0.3
+"""The share of demonstrations that leave a part of the expression out. The others are right."""
 STEPS = 20  # on tuning seed 1, 12 steps reached .668 and the reward still rose
 KINDS = ("{a} * {b} + {c}", "({a} + {b}) * {c}", "{a} * {b} - {c}")
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
@@ -130,11 +144,11 @@ def call_text(expression: str) -> str:
 def demonstrate(row: Mapping[str, Any], generator: random.Random) -> dict[str, Any]:
     """One demonstration: a guess, a call for a part of the expression, or a right one."""
     draw = generator.random()
-    if draw < 0.5:
+    if draw < GUESSES:
         guess = int(row["answers"][0]) + generator.randint(-500, 500)
         return {**row, "turns": [str(guess)], "observations": []}
     expression = row["expression"]
-    if draw < 0.85:
+    if draw < GUESSES + PARTS:
         # Without its last operation.
         expression = expression.rpartition(" ")[0].rpartition(" ")[0].strip("()")
     value = calculate(expression)

@@ -36,7 +36,7 @@ def test_demonstrations_are_of_mixed_quality():
         value = calculate(call["arguments"]["expression"])
         assert shown["observations"] == [value] == [shown["turns"][1]]
         right += value == row["answers"][0]
-    assert 120 < guesses < 180 and 20 < right < 75
+    assert 90 < guesses < 150 and 60 < right < 120
 
 
 def test_the_table_shows_a_seed_at_every_stage():

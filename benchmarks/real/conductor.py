@@ -11,9 +11,9 @@ Protocol, written before the run of the reported seed.
 
 1. World. Questions about invented towns that no model has read about, sums, and words to be spelled backwards; half of
    the questions need two workers, such as "What is 112 plus the year in which Dalgate was founded?". Three workers, all of
-   them functions: an archive that looks a fact up (BM25) and replies with its value, a calculator, and a speller. Their
-   names are letters, drawn for each group; the prompt describes them in a line each. Measured first: what each worker
-   alone and an oracle router of whole questions reach, and that the right plan reaches 1.
+   them functions: an archive that looks a fact up (BM25) and replies with its value, a calculator, and a speller. They
+   are called so, and the prompt describes them in a line each, in an order that is drawn for each group. Measured first:
+   what each worker alone and an oracle router of whole questions reach, and that the right plan reaches 1.
 2. Model. SmolLM2-135M-Instruct, out of a package. It first imitates 192 uneven demonstrations (24 steps of 8): about a
    third follow the right plan, the others pass the whole question on, ask the wrong worker, or guess. Then 16 steps of
    `PromptR1Trainer` with LoRA, 4 questions of 8 rollouts each, and Prompt-R1's reward.
@@ -55,7 +55,6 @@ HELD_OUT = 192
 DEMONSTRATIONS = 192
 WARM_START_STEPS = 24
 STEPS = 16
-NAMES = tuple("ABCDEF")
 GRAMMAR = AskGrammar()
 LIMITS = Limits(max_turns=4, max_turn_tokens=64, max_tokens=480)
 TEMPLATE = """\
@@ -225,7 +224,7 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
 
     started = time.monotonic()
     pool, train, test = make_world(seed)
-    environment = Workers(pool, names=NAMES, unavailable="failed", max_reply_chars=200)
+    environment = Workers(pool, unavailable="failed", max_reply_chars=200)
     spec = AgentSpec(TEMPLATE, grammar=GRAMMAR, limits=LIMITS, sampling={"temperature": 0.7})
     generator = random.Random(f"demonstrations {seed}")
     traces = asyncio.run(draw_demonstrations(train, environment, generator))
@@ -236,7 +235,7 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
         folder,
         seed,
         max_steps=WARM_START_STEPS,
-        learning_rate=5e-5,
+        learning_rate=1e-4,
         bf16=has_bf16_instructions(),
     )
     warm_seconds = time.monotonic() - started

@@ -8,7 +8,6 @@ import pytest
 from agentic_prompting import Workers
 from agentic_prompting.rollout import AskGrammar
 from benchmarks.real.conductor import (
-    NAMES,
     ask_baselines,
     calculate,
     calls_table,
@@ -49,7 +48,7 @@ def test_workers_say_what_they_cannot_do():
 
 
 def test_demonstrations_are_well_formed_and_of_mixed_quality():
-    environment = Workers(POOL, names=NAMES)
+    environment = Workers(POOL)
     traces = asyncio.run(draw_demonstrations(TRAIN, environment, random.Random(7)))
     right = 0
     for trace in traces:

@@ -128,6 +128,16 @@ def test_the_questions_metrics_and_repeats_are_options(run, asking_policy, mine,
     assert {"token_f1", f"{tmp_path}/own_judge.py:always"} <= set(result["estimates"])
 
 
+def test_a_judge_may_be_the_metric(run, asking_policy, mine, tmp_path):
+    (tmp_path / "own_judge.py").write_text("def always(answer, answers):\n    return 1.0\n")
+    words = [f"--judge={tmp_path}/own_judge.py:always", f"--metric={tmp_path}/own_judge.py:always"]
+    where = ["--sandbox", "--task-rows=1", "--output-dir", tmp_path / "out", "--json"]
+    status, out, err = run("evaluate", "--run", asking_policy, *mine, *words, *where)
+    assert status == 0, err
+    (result,) = json.loads(out)["results"]
+    assert f"{tmp_path}/own_judge.py:always" in result["estimates"]
+
+
 def test_rows_are_sampled_from_the_held_out_share(run, asking_policy, tmp_path):
     lines = [json.dumps({"question": f"{number} ?", "answer": "x"}) for number in range(20)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))

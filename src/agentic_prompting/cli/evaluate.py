@@ -214,7 +214,7 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
     # The rows are a task named after their file, in the metrics of the options.
     rows = options.load_for_evaluation("")
     task = EvaluationTask(Path(options.dataset).stem, list(rows))
-    metrics = [*(options.metric or ["exact_match", "token_f1"]), *judges]
+    metrics = _with_judges(options.metric or ["exact_match", "token_f1"], judges)
 
     with ExitStack() as stack:
         # Load the agent, with an environment unless it answers by itself.
@@ -463,11 +463,12 @@ def _refuse_options_of_run(options: EvaluateOptions) -> None:
 
 
 def _with_judges(metrics: Any, judges: Sequence[str]) -> Any:
-    """A table's metrics, a list or lists by task, followed by judges."""
+    """A table's metrics, a list or lists by task, followed by the judges that are not among them."""
     # Metrics may differ by task: every task gets the judges.
     if isinstance(metrics, dict):
-        return {task: [*task_metrics, *judges] for task, task_metrics in metrics.items()}
-    return [*(metrics or ["exact_match"]), *judges]
+        return {task: _with_judges(task_metrics, judges) for task, task_metrics in metrics.items()}
+    # A judge may be a metric as well, in the place that --metric or the table gives it.
+    return list(dict.fromkeys([*(metrics or ["exact_match"]), *judges]))
 
 
 def import_paper_tables() -> ModuleType:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from agentic_prompting.data import hold_out, load_task
+from agentic_prompting.llm import Budget, Usage
 from support.evolving import reflect
 from support.servers import LoopbackServer
 
@@ -175,7 +176,23 @@ def test_a_stopped_run_says_what_was_not_measured(run, own, models, tmp_path):
     status, out, _ = run("evolve", *own, *models.options, *options, 700)
     assert status == 1
     assert "step 0" in out
-    assert "held out: not measured" in out
+    assert "held out: not measured" in out and "--steps 2" in out
+    # All steps are done: under a higher limit the prompts are measured.
+    status, out, err = run("evolve", *own, *models.options, *options, 10**6)
+    assert "held out (4 rows)" in out and "step 1" not in out, err
+
+
+def test_the_bill_has_interrupted_steps_and_judges(run, own, models, tmp_path):
+    # What the account has beside the complete steps of the state.
+    account = Budget(path=tmp_path / "out" / "spending.sqlite")
+    account.add("policy", Usage(prompt_tokens=10**6, cost_usd=2.0))
+    account.add("judge", Usage(prompt_tokens=5, cost_usd=1.0))
+    status, out, err = run("evolve", *own, *models.options, "--grammar", "free", "--json")
+    assert status in (0, 3), err
+    record = json.loads(out)
+    assert record["usage"]["policy"]["prompt_tokens"] > 10**6
+    assert record["usage"]["judge"]["prompt_tokens"] == 5
+    assert record["cost_usd"] == pytest.approx(3.0)
 
 
 def test_a_share_of_the_rows_is_held_out(run, tmp_path, own, models):

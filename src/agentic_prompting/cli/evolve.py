@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from ..evolution import (
     StepLog,
     evolve as run_evolution,
 )
-from ..llm import LLMError, Usage
+from ..llm import Budget, LLMError, Usage
 from ..llm.guard import describe
 from ..llm.types import cost_in_words
 from ..records import atomic_write, only_writer
@@ -155,7 +156,11 @@ def evolve(arguments: Sequence[str]) -> int:
         if held_out:
             print_text(held_out)
         elif result.stopped and (options.held_out or options.eval_task):
-            print_text("held out: not measured, because the run stopped early")
+            print_text(
+                "held out: not measured, because the run stopped early; the same command with "
+                f"--steps {len(result.steps)} measures these prompts, under a higher limit if the "
+                "budget is spent"
+            )
         for name, usage in result.usage.items():
             print_text(f"{name}: {_describe_usage(usage)}")
         total = sum(usage.cost_usd for usage in result.usage.values())
@@ -189,6 +194,16 @@ def evolve_in_folder(
             """Print what the run costs at least, and point to `headroom`, before anything is spent."""
             if on_step is not None:
                 print(f"the least useful budget: {least}", flush=True)
+                if parts["eval_rows"]:
+                    calls = len(parts["eval_rows"]) * config.num_generations
+                    prompts = (
+                        "every rated prompt" if config.eval_all else "the first and the best prompt"
+                    )
+                    print(
+                        f"the held-out rows, at the end: {calls} calls of the policy under each of "
+                        f"{prompts}, from the same budget",
+                        flush=True,
+                    )
             # A run that goes on has spent already.
             if not (folder / "state.json").exists():
                 # With --json standard output has one JSON object and nothing else.
@@ -196,15 +211,28 @@ def evolve_in_folder(
                 point_to_headroom(folder, _headroom_options(options), stream)
 
         # The sandbox spends nothing.
+        budget = options.budget(folder / "spending.sqlite")
         result = run_evolution(
             **parts,
             on_step=on_step,
             checkpoint=folder / "state.json",
-            budget=options.budget(folder / "spending.sqlite"),
+            budget=budget,
             on_start=None if options.sandbox else announce,
         )
     atomic_write(folder / "system_prompt.txt", result.best.text)
-    return result
+    return replace(result, usage=_complete_usage(result.usage, budget))
+
+
+def _complete_usage(usage: Mapping[str, Usage], budget: Budget) -> dict[str, Usage]:
+    """The usage of each role, with that of a judge and of steps that were interrupted.
+
+    The state of a run has the complete steps only, its account every call. The account may have been deleted.
+    """
+    complete = dict(usage)
+    for role, spent in budget.by_account().items():
+        if spent.tokens > complete.get(role, Usage()).tokens:
+            complete[role] = spent
+    return complete
 
 
 def _headroom_options(options: EvolveOptions) -> str:
@@ -322,13 +350,23 @@ def _describe_held_out(result: EvolveResult) -> str:
     if first.held_out is None or best.held_out is None:
         return ""
     if first is best:
-        return (
-            f"held out ({first.held_out['n']} rows): the first prompt {first.held_out['mean']:.3f}"
-        )
+        first_score = _describe_score(first.held_out)
+        return f"held out ({first.held_out['n']} rows): the first prompt {first_score}"
     return (
-        f"held out ({best.held_out['n']} rows): the first prompt {first.held_out['mean']:.3f}, "
-        f"the best one {best.held_out['mean']:.3f}"
+        f"held out ({best.held_out['n']} rows): the first prompt {_describe_score(first.held_out)}, "
+        f"the best one {_describe_score(best.held_out)}"
     )
+
+
+def _describe_score(held_out: Mapping[str, float]) -> str:
+    """A mean reward with its 95 % interval over the rows, the one that the report draws."""
+    # Files of older versions have the mean alone.
+    if "deviation" not in held_out:
+        return f"{held_out['mean']:.3f}"
+    half_width = 1.96 * held_out["deviation"] / math.sqrt(held_out["n"])
+    low = held_out["mean"] - half_width
+    high = held_out["mean"] + half_width
+    return f"{held_out['mean']:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _describe_reward_error(reward: str, error: Exception) -> str | None:

@@ -39,7 +39,13 @@ from benchmarks.learning import (
     wordings,
 )
 from benchmarks.learning.league_first import summarise, table, verdicts
-from benchmarks.real import form_tables, headroom as real_headroom, library
+from benchmarks.real import (
+    calculator,
+    conductor as real_conductor,
+    form_tables,
+    headroom as real_headroom,
+    library,
+)
 from benchmarks.reliability import harnesses
 from benchmarks.speed import async_training, gpu_day, long_contexts, model_tables, plan, scale
 
@@ -286,6 +292,10 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "conductor.table": conductor_tables.systems_table,
     "real.library": library.table,
     "real.settings": library.settings_table,
+    "calculator.table": calculator.table,
+    "real_conductor.systems": real_conductor.systems_table,
+    "real_conductor.kinds": real_conductor.kinds_table,
+    "real_conductor.calls": real_conductor.calls_table,
     "conductor.kinds": conductor_tables.kinds_table,
     "conductor.variants": conductor_tables.variants_table,
     "conductor.budget": conductor_tables.budget_table,

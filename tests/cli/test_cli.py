@@ -845,7 +845,7 @@ def test_training_takes_them_too(own_rows, tmp_path):
     ]
     wrong = [word if word != own_rows[3] else "request" for word in common]
     assert "--columns request is not of the form" in refused("prompt-r1", *wrong, *asked)
-    assert "--dataset would have no effect" in refused(
+    assert "--dataset, --columns would have no effect" in refused(
         "prompt-r1", *common, *asked, "--sandbox", "true"
     )
 

@@ -4,7 +4,11 @@ import pytest
 
 from agentic_prompting.data import load_task
 from agentic_prompting.evolution import EvolveConfig, evolve
-from agentic_prompting.rewards.reward_columns import check_columns, required_columns
+from agentic_prompting.rewards.reward_columns import (
+    check_columns,
+    check_keywords,
+    required_columns,
+)
 
 
 def needs_level(completions, level, **columns):
@@ -17,6 +21,16 @@ def test_parameters_without_default_are_columns():
 
     assert required_columns(score) == ["level", "answers"]
     assert required_columns(max) == []
+
+
+def test_a_function_without_kwargs_is_refused():
+    def score(completions, answer):
+        return [1.0] * len(completions)
+
+    with pytest.raises(ValueError, match=r"score .*prompts.*kwargs"):
+        check_keywords(score)
+    check_keywords(needs_level)
+    check_keywords(max)
 
 
 @pytest.mark.parametrize(

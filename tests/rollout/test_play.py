@@ -315,6 +315,14 @@ def test_limits_below_one(limit):
         Limits(**{limit: 0})
 
 
+@pytest.mark.parametrize("limit", ["max_turns", "max_turn_tokens", "max_tokens"])
+def test_limits_that_are_none(limit):
+    with pytest.raises(ValueError, match=limit):
+        Limits(**{limit: None})
+    with pytest.raises(ValueError, match=limit):
+        Limits(environments={"shop": {limit: None}})
+
+
 # Text that tries: special tokens of every family, tags of the grammar, odd characters.
 FAMILY_TOKENS = set()
 for _, special, ordinary in FAMILIES.values():

@@ -1,4 +1,4 @@
-"""Checks that the rows of a dataset have the columns that a reward function needs."""
+"""Checks that a reward function fits what it is called with: the columns of a dataset, and more."""
 
 from __future__ import annotations
 
@@ -40,6 +40,26 @@ def check_columns(function: Callable[..., Any], row: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"the reward function {place_of(function)} needs the column {name!r}; the rows "
                 f"have: {', '.join(row)}{_describe_meta(name, row.get('meta'))}"
+            )
+
+
+def check_keywords(function: Callable[..., Any]) -> None:
+    """Check that a reward function takes the arguments that trainers call each one with, by name.
+
+    Raises:
+        `ValueError`: The function has neither a parameter for one of them nor `**kwargs`.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # functions written in C may have no signature
+        return
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in ("prompts", "completions", "completion_ids"):
+        if name not in parameters:
+            raise ValueError(
+                f"the reward function {place_of(function)} is called with {name}= and with every "
+                "column of the rows by name, as in TRL: add **kwargs to its parameters"
             )
 
 

@@ -322,7 +322,7 @@ class Limits:
             differ: `{"shop": {"max_turns": 3}}`.
 
     Raises:
-        `ValueError`: If a limit is below 1, `step_timeout` is not above 0, or an environment has an
+        `ValueError`: If a limit is below 1 or `None`, `step_timeout` is not above 0, or an environment has an
             unknown limit.
     """
 
@@ -334,9 +334,12 @@ class Limits:
     step_timeout: float | None = 1800.0
 
     def __post_init__(self):
-        # All limits but the time limit are counts; `None` means no limit.
+        # All limits but the time limit are counts; only that of the context may be missing.
         for name, value in vars(self).items():
-            if name not in ("environments", "step_timeout") and value is not None and value < 1:
+            if name in ("environments", "step_timeout"):
+                continue
+            is_unlimited = name == "max_context" and value is None
+            if not is_unlimited and (value is None or value < 1):
                 raise ValueError(f"{name} must be at least 1, got {value}")
         # The time limit is in seconds, and need not be a whole number.
         if self.step_timeout is not None and not 0 < self.step_timeout < math.inf:

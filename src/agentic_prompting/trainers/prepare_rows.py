@@ -19,7 +19,7 @@ from datasets import Dataset, IterableDataset
 from ..data import validate_dataset
 from ..data.validation import select_columns
 from ..rewards.answer_checks import check_answers_of_rows
-from ..rewards.reward_columns import check_columns, required_columns
+from ..rewards.reward_columns import check_columns, check_keywords, required_columns
 from ..rollout import Environment, Environments
 from .config import MultiTurnGRPOConfig
 from .reward_functions import RewardFunction, check_group_sizes
@@ -119,8 +119,8 @@ def check_dataset(
 
     Raises:
         `ValueError`: If the rows have neither a question nor a prompt, if they lack a column that
-            a reward function needs, or if they have a prompt of their own, so that the template
-            would be ignored.
+            a reward function needs, if a reward function has no `**kwargs` for the other arguments,
+            or if the rows have a prompt of their own, so that the template would be ignored.
     """
     # Rows with a prompt of their own need no question.
     prompt_column = "prompt" if has_prompt_column(dataset) else "question"
@@ -138,6 +138,7 @@ def check_dataset(
         first_row = next(iter(rows), None)
         if first_row is not None:
             check_columns(function, first_row)
+            check_keywords(function)
             validate_dataset(rows, columns=required_columns(function))
             check_answers_of_rows(function, rows)
 

@@ -48,8 +48,17 @@ def test_every_key_is_an_option_and_the_script_takes_it(path, monkeypatch):
     monkeypatch.setattr(train_program.ESPLConfig, "bf16", False)
     written = yaml.safe_load(path.read_text())
     options = ["--config", str(path), "--bf16", "false", "--use_cpu", "true"]
-    for name in {"reference_model", "environment_model", "search_url"} - set(written):
-        options += [f"--{name}", "http://127.0.0.1:1/retrieve" if name == "search_url" else "large"]
+    # What a user adds: the models and addresses that this configuration's environment asks.
+    needed = {
+        "reference_model": "large" if written.get("reflector") != "policy" else None,
+        "environment_model": "large" if written.get("environment") == "llm" else None,
+        "search_url": (
+            "http://127.0.0.1:1/retrieve" if written.get("environment") == "search" else None
+        ),
+    }
+    for name, value in needed.items():
+        if value and name not in written:
+            options += [f"--{name}", value]
     kinds = train_program.METHODS["espl"]
     assert set(written) <= {name for kind in kinds for name in kind.__dataclass_fields__}
     parsed = train_program.parse_method_options("espl", options)

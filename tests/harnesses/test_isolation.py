@@ -182,6 +182,19 @@ def test_no_process_outlives_its_rollout(tmp_path, isolation):
     assert f"sleep {mark}" not in running
 
 
+@pytest.mark.parametrize(("isolation", "is_hinted"), [("bwrap", True), ("none", False)])
+def test_a_file_that_is_not_shown_is_hinted_at(tmp_path, isolation, is_hinted):
+    data = tmp_path / "facts.txt"
+    data.write_text("")
+    script = tmp_path / "agent.py"
+    script.write_text(f"open({str(data)!r}).read(); raise SystemExit(3)")
+    rollout, _ = play_program(
+        [sys.executable, str(script)], workspace=Workspace(isolation=isolation)
+    )
+    assert rollout.status == "failed"
+    assert ("Workspace(shows=" in str(rollout.error)) == is_hinted
+
+
 @both_isolations
 def test_no_secret_is_inherited(tmp_path, monkeypatch, isolation):
     for name in ("HF_TOKEN", "OPENAI_API_KEY", "SSH_AUTH_SOCK"):

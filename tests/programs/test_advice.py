@@ -3,10 +3,11 @@
 import asyncio
 import itertools
 import json
+import os
 import time
 
 import pytest
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAI
 
 from agentic_prompting.programs import (
     Call,
@@ -239,3 +240,29 @@ def test_wishes_that_make_no_difference_are_said_once(caplog):
         "the program asked for temperature=0.4"
     ]
     assert "top_p=0.5" in warnings_in(caplog)[0]
+
+
+def test_a_key_in_the_shared_environment(caplog, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "")
+
+    def agent(row, base_url, api_key):
+        os.environ["OPENAI_API_KEY"] = api_key
+        asked = [{"role": "user", "content": "q"}]
+        with OpenAI(base_url=base_url, max_retries=0) as client:
+            reply = client.chat.completions.create(model="agent", messages=asked)
+        return reply.choices[0].message.content
+
+    rollout, _ = play_program(agent, lambda text, request: "yes")
+    assert rollout.answer == "yes"
+    assert "OPENAI_API_KEY" in " ".join(warnings_in(caplog))
+
+
+def test_a_used_up_limit_names_its_option(caplog):
+    async def agent(row, say):
+        for number in range(3):
+            await say([{"role": "user", "content": f"question {number}"}])
+
+    program = program_of(agent, max_sequences=2)
+    rollout, _ = play_program(program, lambda text, request: "yes")
+    assert rollout.status == "out_of_turns"
+    assert "max_sequences=" in " ".join(warnings_in(caplog))

@@ -175,7 +175,11 @@ def _print_episodes(rollouts: Sequence[Rollout], spec: AgentSpec, tools: Sequenc
             print_styled(f"answer         {rollout.answer}")
         elif is_program and rollout.error is None:
             # Such a rollout trains, so that nothing else says why it earns nothing.
-            print_styled(f"no answer      the program returned none: {rollout.status}")
+            print_styled(f"no answer      the program gave none: {rollout.status}")
+        # The program's own reward, if it has one.
+        reward = (rollout.returned or {}).get("reward")
+        if is_program and reward is not None:
+            print_styled(f"reward         {reward:g}")
 
 
 def _failed_observations(rollouts: Sequence[Rollout], has_tools: bool) -> list[Observation]:
@@ -222,7 +226,14 @@ def _summary(rollouts: Sequence[Rollout], has_tools: bool, is_played_by_model: b
         summary += f", the slowest took {slowest:.2f} s"
     elif not has_requests and not errors:
         reason = "no tool was called" if has_tools else "it was never asked"
-        summary += f": {reason}, see --request"
+        summary += f": {reason}"
+        # A model writes its own requests. An agent that calls one itself may be taken for an environment.
+        if not is_played_by_model:
+            summary += ", see --request"
+        elif not has_tools:
+            summary += (
+                " (an agent that calls the model itself is a function of row, base_url, api_key)"
+            )
     # A model may end an episode in several ways, a script only in one.
     if is_played_by_model:
         statuses = Counter(rollout.status.replace("_", " ") for rollout in rollouts)

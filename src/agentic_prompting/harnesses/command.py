@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -113,7 +114,11 @@ async def run_command(
         if folders.violation is not None:
             raise LimitExceeded(folders.violation)
         if code:
-            raise CommandFailed(f"the command ended with {code}: {_complaint(out, err)}", code)
+            complaint = _complaint(out, err)
+            message = f"the command ended with {code}: {complaint}"
+            if folders.is_confined:
+                message += _hint_at_hidden_files(complaint)
+            raise CommandFailed(message, code)
         last_line = _last_line(out)
 
     # Read the answer.
@@ -211,6 +216,18 @@ def _complaint(out: BinaryIO, err: BinaryIO) -> str:
     # Some commands write their errors to the standard output.
     complaint = _tail(err, 2**12).strip() or _tail(out, 2**12).strip()
     return complaint[-_MAX_COMPLAINT_LENGTH:]
+
+
+def _hint_at_hidden_files(complaint: str) -> str:
+    """Return a hint if a confined command missed a file that exists outside, or a module."""
+    missing_paths = re.findall(r"No such file or directory: '(/[^']+)'", complaint)
+    is_hidden = any(os.path.exists(path) for path in missing_paths)
+    if not is_hidden and "ModuleNotFoundError" not in complaint:
+        return ""
+    return (
+        " (a confined command sees only the paths that it names: "
+        "CommandProgram(..., workspace=Workspace(shows=[...])) adds others)"
+    )
 
 
 def _last_line(file: BinaryIO) -> str:

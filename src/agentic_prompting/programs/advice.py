@@ -127,6 +127,28 @@ class Advice:
             "OPENAI_API_KEY)",
         )
 
+    def warn_of_shared_key(self, variable: str) -> None:
+        """Warn of a key in the environment of this process: concurrent rollouts replace it."""
+        self.warn_once(
+            "shared key",
+            f"a program has put the key of its rollout into {variable} of this process, which all "
+            "rollouts share: a call can reach another rollout, and train with its reward. Give each "
+            "client the base_url and api_key that the function gets, or run the agent as a command, "
+            "whose environment is its own (CommandProgram)",
+        )
+
+    def warn_of_used_up_limit(self, limit_name: str, limit: int) -> None:
+        """Warn of a rollout whose program made more calls than it may."""
+        options = {
+            "calls": "max_calls",
+            "calls of large LLMs": "max_llm_calls",
+            "sequences": "max_sequences",
+        }
+        text = f"a rollout has used up its {limit} {limit_name}, so its next call was refused"
+        if limit_name in options:
+            text += f". If the agent needs more, raise {options[limit_name]}= of its program"
+        self.warn_once("limit", text)
+
     def warn_once(self, topic: str, text: str) -> None:
         """Log a warning, if it is the first on its topic."""
         if topic not in self._warned:

@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import logging
 import math
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -318,6 +319,10 @@ class AgentProgram(Environment, ABC):
             if not self._is_policy_to_blame(failure, session, run):
                 error = failure
         finally:
+            # The environment of this process is shared with the rollouts that run at the same time.
+            for variable in os.environ:
+                if api_key in os.environ.get(variable, ""):
+                    self._advice.warn_of_shared_key(variable)
             # From here on no call is answered, so that the call tree stays as it is.
             session.close("it has failed" if error else "the program has ended")
             self._gateway.close_key(api_key)
@@ -467,6 +472,9 @@ class AgentProgram(Environment, ABC):
         self._advice.warn_of_model_names(calls, self.model, self.models)
         if has_raised and not session.has_requests:
             self._advice.warn_of_unused_address()
+        if session.used_up_limit is not None:
+            limit_name, limit = session.used_up_limit
+            self._advice.warn_of_used_up_limit(limit_name, limit)
         # The comparison of histories takes time: it is left out once it has found something.
         changed_message = ""
         if self._advice.wants_changed_message:

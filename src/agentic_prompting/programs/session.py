@@ -128,6 +128,7 @@ class Session:
         self.llm_seconds = 0.0
         self.ignored_settings: dict[str, Any] = {}
         self.limit_reached: Status | None = None
+        self.used_up_limit: tuple[str, int] | None = None  # the name and size of a limit of calls
         self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.large_request_slots = asyncio.Semaphore(MAX_PARALLEL_LARGE_REQUESTS)
 
@@ -496,6 +497,7 @@ class Session:
         if self.limit_reached is None:
             logger.info("a rollout has reached its limit of %d %s", limit, limit_name)
             self.limit_reached = "out_of_turns"
+            self.used_up_limit = (limit_name, limit)
         # Without the number: opencode retries for half a minute if it reads 429, 500 or 502. Without
         # the words "limit" and "token", by which clients know a full context.
         self._refuse_for_good(f"This rollout is over: it has used up its {limit_name}.")

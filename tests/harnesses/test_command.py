@@ -113,6 +113,14 @@ def test_output_is_no_reward(tmp_path, text):
     assert Program.reward([rollout]) == [0.25]
 
 
+def test_a_question_without_truth_needs_no_reward(tmp_path):
+    def is_right(rollout, folder):
+        return float(rollout.answer in rollout.row["answers"])
+
+    rollout = printed(tmp_path, "yes", reward=is_right)
+    assert rollout.status == "answered" and rollout.answer == "yes"
+
+
 def test_a_command_without_a_reward_does_not_train(tmp_path):
     from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
 

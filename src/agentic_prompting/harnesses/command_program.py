@@ -141,7 +141,12 @@ class CommandProgram(AgentProgram):
         try:
             reward = await call_guarded(self._reward_function, rollout, folders.work)
         except Exception as error:
-            raise failure_of(ServerFailed, "the reward function", error) from error
+            failure = failure_of(ServerFailed, "the reward function", error)
+            # A question that is asked after training has no accepted answer, and needs no reward.
+            if rollout.group is None and rollout.row.keys().isdisjoint(self.hidden):
+                self._advice.warn_once("reward", f"an answer has no reward: {failure}")
+                return
+            raise failure from error
 
         # Kept beside what the command returned.
         number = read_reward(reward, "the reward function")

@@ -238,7 +238,10 @@ def none_is_a_number(value):
 )
 def test_a_reward_that_fails_fails_the_rollout(tmp_path, reward, says):
     rollout, _ = play_program(
-        script(tmp_path, "ask(); print('x')"), workspace=WORKSPACE, reward=reward
+        script(tmp_path, "ask(); print('x')"),
+        row={"question": "q", "answers": ["x"]},
+        workspace=WORKSPACE,
+        reward=reward,
     )
     assert rollout.status == "failed" and says in str(rollout.error)
 

@@ -147,7 +147,9 @@ def test_an_outage_is_no_score_for_dspys_grpo(tmp_path):
 
     _, compile = reinforced(tmp_path, num_threads=1, num_train_steps=1, metric=judge)
     compile()
-    rewards = [line["reward"] for line in read_rollouts(tmp_path / "run" / "rollouts")]
+    # The batch that the end of DSPy's run leaves open is recorded without rewards.
+    records = read_rollouts(tmp_path / "run" / "rollouts")
+    rewards = [line["reward"] for line in records if line["status"] != "failed"]
     assert len(rewards) == 4 and min(rewards) >= 1
 
 

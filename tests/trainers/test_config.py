@@ -39,7 +39,6 @@ def test_batch_sizes_that_work_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_staleness": 2}, "max_staleness=2 would be ignored: set async_lead"),
         ({"generation_kwargs": {"no_repeat_ngram_size": 3}}, "generation_kwargs.*ignored"),
         ({"vllm_structured_outputs_regex": "a+"}, "vllm_structured_outputs_regex.*ignored"),
         ({"vllm_server_base_url": "http://a:8000"}, "vllm_server_base_url.*vllm_mode='server'"),

@@ -36,6 +36,10 @@ END = "<think> done </think> <answer> Kenya </answer>"
 LINES = ["which country ?", "what is the capital of Kenya ?"] * 2
 
 
+def no_reward(completions, **kwargs):
+    return [None for _ in completions]
+
+
 def arguments(folder, **changes):
     return MultiTurnGRPOConfig(
         **{
@@ -131,7 +135,7 @@ def test_a_question_still_needs_a_chat_template(tiny_policy, tmp_path, rows):
     with pytest.raises(ValueError, match="no chat template.* a `prompt` that is a string"):
         MultiTurnGRPOTrainer(
             str(tiny_policy),
-            len,
+            no_reward,
             arguments(tmp_path),
             rows,
             environment=None,
@@ -181,7 +185,7 @@ def test_data_sets_of_both_forms_are_refused(tmp_path, rows):
     text = Dataset.from_list([{"prompt": line} for line in LINES])
     with pytest.raises(ValueError, match="the column `prompt`"):
         MultiTurnGRPOTrainer(
-            "no/such/model", len, arguments(tmp_path), text, rows, environment=None
+            "no/such/model", no_reward, arguments(tmp_path), text, rows, environment=None
         )
 
 
@@ -217,7 +221,7 @@ def test_one_turn_may_be_as_long_as_the_completion(tiny_policy, tmp_path):
     for changes, expected in (({}, 4096), ({"max_turn_tokens": 7}, 7)):
         args = arguments(tmp_path, max_completion_length=4096, **changes)
         rows = Dataset.from_list([{"prompt": prompt} for prompt in conversations])
-        trainer = MultiTurnGRPOTrainer(str(tiny_policy), len, args, rows, environment=None)
+        trainer = MultiTurnGRPOTrainer(str(tiny_policy), no_reward, args, rows, environment=None)
         assert trainer.limits.max_turn_tokens == trainer.spec.limits.max_turn_tokens == expected
 
 
@@ -358,5 +362,9 @@ SEEN = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text":
 def test_images_are_refused_before_anything_is_loaded(tmp_path, row, where):
     with pytest.raises(ValueError, match=f"the dataset has {where}, but this trainer is text-only"):
         MultiTurnGRPOTrainer(
-            "no/such/model", len, arguments(tmp_path), Dataset.from_list([row]), environment=None
+            "no/such/model",
+            no_reward,
+            arguments(tmp_path),
+            Dataset.from_list([row]),
+            environment=None,
         )

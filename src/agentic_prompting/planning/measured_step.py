@@ -147,7 +147,6 @@ class TrainingJob:
             "generation_kwargs": None,
             "cache_implementation": None,
             "async_lead": 0,
-            "max_staleness": None,
         }
         if self.args.get("fp16"):
             # bf16 takes as many bytes, and needs no gradient scaler, which a CPU does not have.

@@ -161,10 +161,6 @@ class MultiTurnGRPOConfig(GRPOConfig):
                 "own loop, which this trainer replaces: set max_turns"
             )
         self._check_vllm_sync()
-        if self.max_staleness is not None and not self.async_lead:
-            raise ValueError(
-                f"max_staleness={self.max_staleness} would be ignored: set async_lead above 0 as well"
-            )
 
         # Unless it was set, the batch of evaluations takes whole groups.
         defaults = {field.name: field.default for field in fields(self)}

@@ -23,6 +23,13 @@ Protocol, written before the run of the reported seed.
 5. Expected: the trained model is above the warm start and above the oracle router, both with an interval above 0 over
    questions; at least .9 of its turns are well formed; no rollout fails. Against us: any of these is missed. The figures are
    printed whatever they are. One seed says nothing about other seeds.
+
+It was missed: the reward rose for three steps, from -.02 to .25, and then the policy learned to ask until its turns were used
+up. Prompt-R1's reward as it is printed gives such an episode 0, as much as one with a wrong answer (`gate="paper"`), and 29 of
+the 32 rollouts of step 9 ended so. The run was paused for half an hour, and its three evaluations were made by `ask` after it.
+
+Second protocol, written after that and before any run of its seed: the same, with `PromptR1Reward(gate="strict")`, which closes
+this loophole. Seed 952. Expected: as above. It has not been run, nor tuned.
 """
 
 from __future__ import annotations
@@ -48,7 +55,7 @@ from agentic_prompting.sandbox.library import Fact, split_by_subject, town_facts
 from benchmarks.lab import RECORDS, Records, correct, log, markdown, model_folder, quiet
 from benchmarks.real.small_agent import by_question, imitate, load_published, train_adapter
 
-SEEDS = (951,)
+SEEDS = (952,)
 TUNING_SEEDS = (1,)
 TRAIN_ROWS = 512
 HELD_OUT = 192
@@ -247,7 +254,7 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
         PromptR1Config,
         warm,
         environment,
-        PromptR1Reward(),
+        PromptR1Reward(gate="strict"),
         train,
         spec,
         folder,

@@ -21,15 +21,14 @@ Protocol, written before any run of the reported seeds.
    above the warm start with an interval above 0, and no rollout fails. Against us: any of these is missed. The figures are
    printed whatever they are.
 
-Of the tuning seeds only 1 was run, which learned (.047 to .668 in 12 steps). The protocol was missed on its first seed, 991:
-after the warm start none of its answers was right, so every reward of all 20 steps was 0, and nothing was learned. 992 and
-993 were not run.
+Before it one tuning seed was run, seed 1, whose model learned: right answers rose from .047 to .668 in 12 steps. On the first
+reported seed, 991, the protocol was missed. No answer was right after the warm start, so the reward was 0 in all 20 steps, and
+the model learned nothing. Seeds 992 and 993 were not run.
 
 Second protocol, written after that and before any run of its seeds: the same, but the model first imitates 96
 demonstrations (12 steps of 8), of which .4 guess, .3 leave a part of the expression out and .3 are right. Chosen by the
 share of right answers after the warm start alone, .16 and .17 on tuning seeds 1 and 2; training was not tuned again. Seeds 994,
-995 and 996.
-Expected: as above.
+995 and 996. Expected: as above.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ GUESSES = 0.4
 """The share of demonstrations without a call."""
 PARTS = 0.3
 """The share of demonstrations that leave a part of the expression out. The others are right."""
-STEPS = 20  # on tuning seed 1, 12 steps reached .668 and the reward still rose
+STEPS = 20
 KINDS = ("{a} * {b} + {c}", "({a} + {b}) * {c}", "{a} * {b} - {c}")
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 MAX_EXPRESSION = 60  # characters

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .hub import check_agent, find_model
 from .loader import load_environment, load_object
 from .option_parser import OptionParser
-from .options import JSON_HELP, TaskRows, list_option, option, refuse_options
+from .options import JSON_HELP, ROW_OPTIONS, TaskRows, list_option, option, refuse_options
 from .script import print_error
 from .terminal import REQUEST_LABEL, print_styled, print_text, print_turns
 
@@ -112,11 +112,10 @@ def check_env(arguments: Sequence[str]) -> int:
 
 def _check_options(options: CheckEnvOptions) -> None:
     """Raise `ValueError` for options that would have no effect."""
-    rows = ("task_split", "task_rows", "data_files", "dataset", "columns", "held_out")
     if options.harness is not None:
         refuse_options(
             options,
-            ("request", "model", *rows),
+            ("request", "model", *ROW_OPTIONS),
             "--harness plays one task of its own by a script",
         )
         if ":" in options.harness:
@@ -130,7 +129,7 @@ def _check_options(options: CheckEnvOptions) -> None:
     if options.model is not None:
         refuse_options(options, ("request",), "--model writes its own requests; leave one out")
     if not options.dataset:
-        refuse_options(options, rows, "it is for the rows of --dataset, which is not given")
+        refuse_options(options, ROW_OPTIONS, "it is for the rows of --dataset, which is not given")
 
 
 def _check_harness(options: CheckEnvOptions) -> int:

@@ -19,6 +19,7 @@ from .hub import check_model, check_trained_agent, is_hub_reachable
 from .loader import import_file, register_judge
 from .option_parser import OptionParser
 from .options import (
+    CALL_OPTIONS,
     JSON_HELP,
     LargeLLM,
     TaskRows,
@@ -264,14 +265,7 @@ def _check_run(options: EvaluateOptions, run: Path) -> bool:
     if answers_alone and options.environment is None:
         refuse_options(
             options,
-            (
-                "sandbox",
-                "environment_model",
-                "environment_base_url",
-                "environment_client",
-                "environment_max_tokens",
-                "replay_cache",
-            ),
+            ("sandbox", "environment_model", *CALL_OPTIONS, "replay_cache"),
             f"{run} answers with free text and asks nobody; --program MODULE:NAME plays it in a program",
         )
     if not answers_alone or names_environment:
@@ -435,13 +429,7 @@ def _refuse_options_of_run(options: EvaluateOptions) -> None:
     """Raise `ValueError` for an option that would have no effect on a table."""
     refuse_options(
         options,
-        (
-            "environment",
-            "environment_model",
-            "environment_base_url",
-            "environment_client",
-            "environment_max_tokens",
-        ),
+        ("environment", "environment_model", *CALL_OPTIONS),
         "it is for --run; the models of a table are in its file, under `models:`",
     )
     refuse_options(

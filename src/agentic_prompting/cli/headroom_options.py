@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 
 from .loader import SCORES
 from .options import (
+    CALL_OPTIONS,
     JSON_HELP,
+    REFERENCE_OPTIONS,
+    ROW_OPTIONS,
     LargeLLM,
     ReferenceModel,
     TaskRows,
@@ -154,9 +157,7 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
                 (
                     "policy_base_url",
                     "policy_client",
-                    "reference_model",
-                    "reference_base_url",
-                    "reference_client",
+                    *REFERENCE_OPTIONS,
                     "tried",
                     "top_up_calls",
                 ),
@@ -179,7 +180,7 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
         if not self.environment_model:
             refuse_options(
                 self,
-                ("environment_base_url", "environment_client", "environment_max_tokens"),
+                CALL_OPTIONS,
                 "it is for the large LLM of --environment-model NAME, which is not given",
             )
             if not self.environment or self.untrained:
@@ -212,18 +213,9 @@ MEASUREMENT_OPTIONS = (
 
 SCRIPT_OPTIONS = (
     "environment_model",
-    "environment_base_url",
-    "environment_client",
-    "environment_max_tokens",
-    "reference_model",
-    "reference_base_url",
-    "reference_client",
-    "dataset",
-    "columns",
-    "data_files",
-    "task_split",
-    "task_rows",
-    "held_out",
+    *CALL_OPTIONS,
+    *REFERENCE_OPTIONS,
+    *ROW_OPTIONS,
 )
 """The options of `headroom` that take the place of those of the training run."""
 

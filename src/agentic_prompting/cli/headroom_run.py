@@ -20,7 +20,7 @@ from ..trainers.resolve_spec import SpecOptions
 from .headroom_options import SCRIPT_OPTIONS, HeadroomOptions
 from .hub import check_model, find_model
 from .loader import load_reward, load_score, text_or_file
-from .options import MissingOption, given_options, refuse_options
+from .options import REFERENCE_OPTIONS, MissingOption, given_options, refuse_options
 from .terminal import show_progress
 from .train_espl import ESPLArguments
 from .train_prompt_r1 import PromptR1Arguments
@@ -43,13 +43,7 @@ def connect_run(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]:
     if not isinstance(script, ESPLArguments):
         refuse_options(
             options,
-            (
-                "reference_model",
-                "reference_base_url",
-                "reference_client",
-                "tried",
-                "top_up_calls",
-            ),
+            (*REFERENCE_OPTIONS, "tried", "top_up_calls"),
             f"{options.config} is a run of `train {options.run.method}`, which has no reference LLM",
         )
     if isinstance(script, PromptR1Arguments) and (script.real or script.sandbox):

@@ -53,6 +53,16 @@ def list_option(text: str) -> Any:
     return field(default=None, metadata={"help": text, "action": "extend"})
 
 
+ROW_OPTIONS = ("task_split", "task_rows", "data_files", "dataset", "columns", "held_out")
+"""The options of [`TaskRows`]."""
+
+CALL_OPTIONS = ("environment_base_url", "environment_client", "environment_max_tokens")
+"""The options of [`EnvironmentModel`] that say how the large LLM is called."""
+
+REFERENCE_OPTIONS = ("reference_model", "reference_base_url", "reference_client")
+"""The options of [`ReferenceModel`]."""
+
+
 def given_options(options: Any) -> list[str]:
     """The names of the options of a dataclass that differ from their defaults.
 
@@ -92,7 +102,7 @@ def client_help(model: str) -> str:
     return f"How {model} is called: concurrency=8,rate=60,price=0.15/0.6,key=VARIABLE."
 
 
-def read_client_settings(text: str | None, name: str) -> dict[str, Any]:
+def read_client_settings(text: str | None, name: str, with_key: bool = True) -> dict[str, Any]:
     """Arguments of [`OpenAIChat`] from an option such as `concurrency=8,rate=60,price=0.15/0.6,key=MY_KEY`.
 
     `concurrency` is the number of calls in flight, `rate` that of requests per minute, `price` US dollars per million
@@ -101,6 +111,7 @@ def read_client_settings(text: str | None, name: str) -> dict[str, Any]:
     Args:
         text (`str`, *optional*): The option's value.
         name (`str`): The option, for errors.
+        with_key (`bool`, *optional*, defaults to `True`): Whether the key is read, too.
 
     Raises:
         `ValueError`: A setting does not exist, or its value is wrong. The message never shows a value of `key`.
@@ -109,7 +120,8 @@ def read_client_settings(text: str | None, name: str) -> dict[str, Any]:
     for pair in (text or "").split(","):
         setting, _, value = pair.strip().partition("=")
         if setting == "key":
-            settings["api_key"] = _read_key(value, name)
+            if with_key:
+                settings["api_key"] = _read_key(value, name)
         elif setting in _CLIENT_SETTINGS:
             argument, read_value, expected = _CLIENT_SETTINGS[setting]
             try:
@@ -299,12 +311,7 @@ class LargeLLM(EnvironmentModel, Spending):
         if self.environment is not None:
             refuse_options(
                 self,
-                (
-                    "environment_base_url",
-                    "environment_client",
-                    "environment_max_tokens",
-                    "replay_cache",
-                ),
+                (*CALL_OPTIONS, "replay_cache"),
                 f"{self.environment} calls its models by itself; set it there",
             )
         if self.sandbox:

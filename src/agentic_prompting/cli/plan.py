@@ -147,10 +147,9 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
     environment_model = options.value("environment_model")
     price = None
     if environment_model:
-        # A price of the user's own comes first, as in training. No key is needed here.
-        client_text = str(options.value("environment_client") or "")
-        parts = [part for part in client_text.split(",") if not part.strip().startswith("key=")]
-        client = read_client_settings(",".join(parts), "environment-client")
+        # A price of the user's own comes first, as in training. Nothing is asked here.
+        client_text = options.value("environment_client")
+        client = read_client_settings(client_text, "environment-client", with_key=False)
         price = client.get("price") or find_price(environment_model)
     pool = None
     pool_problem = ""

@@ -24,7 +24,15 @@ from .loader import (
     suggest,
     text_or_file,
 )
-from .options import EnvironmentModel, HeldOutRows, MissingOption, option, refuse_options
+from .options import (
+    CALL_OPTIONS,
+    ROW_OPTIONS,
+    EnvironmentModel,
+    HeldOutRows,
+    MissingOption,
+    option,
+    refuse_options,
+)
 
 # The shipped environments. With `none` the agent has no environment.
 ENVIRONMENTS = ("llm", "search", "none")
@@ -75,12 +83,7 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
     DEFAULT_ENVIRONMENT = "llm"
     # Options of parts that the sandbox has of its own.
     NOT_IN_SANDBOX = (
-        "task_split",
-        "task_rows",
-        "data_files",
-        "dataset",
-        "columns",
-        "held_out",
+        *ROW_OPTIONS,
         "eval_task",
         "eval_task_rows",
         "environment",
@@ -97,9 +100,7 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
     # Options of the large LLM in the environment.
     LARGE_LLM_OPTIONS = (
         "environment_model",
-        "environment_base_url",
-        "environment_client",
-        "environment_max_tokens",
+        *CALL_OPTIONS,
         "environment_temperature",
         "share_replies",
     )

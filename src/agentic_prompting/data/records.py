@@ -226,8 +226,8 @@ def as_dataset(data: Any) -> Any:
         return Dataset.from_pandas(data, preserve_index=False)
     if isinstance(data, list) and data:
         # `from_list` takes the columns of the first row, and drops those that only others have.
-        column_names = dict.fromkeys(column for row in data for column in row)
-        return Dataset.from_list([{**column_names, **row} for row in data])
+        empty_row = dict.fromkeys(column for row in data for column in row)
+        return Dataset.from_list([{**empty_row, **row} for row in data])
     return data
 
 

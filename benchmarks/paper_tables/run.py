@@ -31,7 +31,7 @@ from .config import TableConfig
 from .estimates import average_results, over_seeds, wald_column
 from .figures import draw_figures, write_case
 from .optimise import calls_to_score_once
-from .systems import Lessons, Unavailable, Workshop, connect
+from .systems import Lessons, Unavailable, Workshop, connect, folder_of_task
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ def _evaluated(
                 n=None,
                 runs=config.runs,
                 seed=config.seed,
-                output=shop.folder / _safe(task.name),
+                output=shop.folder / folder_of_task(task.name),
                 encoder=config.encoder,
                 progress=progress,
             )
@@ -329,7 +329,3 @@ def _sandbox_parts(config: TableConfig, run: TableRun) -> Parts:
         lessons,
         {name: (model, {}) for name, model in sandbox_models(config.seed).items()},
     )
-
-
-def _safe(name: str) -> str:
-    return name.replace("/", "_")

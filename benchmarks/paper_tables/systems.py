@@ -18,6 +18,7 @@ from agentic_prompting.evaluation import (
     ProRefineSystem,
     System,
 )
+from agentic_prompting.evaluation.harness import file_name
 from agentic_prompting.evaluation.systems import Row
 from agentic_prompting.llm import ChatModel, OpenAIChat, ReplayCache
 from agentic_prompting.records import atomic_write, digest
@@ -194,18 +195,35 @@ class Workshop:
         }
         path = self.folder / "prompts" / f"{system.name}-{digest(settings)}.json"
         if path.exists():
-            found = Found(**json.loads(path.read_text(encoding="utf-8")))
+            found = _read_found(path)
         else:
+            self._check_no_other_search(system.name, task.name)
             budget = self.config.calls_budget
             seed = self.config.seed
             objective = Objective(
                 chat, editor, lessons.train, metric, budget, seed, validation=validation, **sampling
             )
             found = OPTIMISERS[system.kind](objective, prompt)
-            atomic_write(path, json.dumps(asdict(found), indent=2) + "\n")
+            record = {**asdict(found), "task": task.name}
+            atomic_write(path, json.dumps(record, indent=2) + "\n")
         if found.prompt.strip() == prompt.strip():
             self.notes[system.name, task.name] = "found no better prompt than its first one"
         return PromptedSystem(chat, found.prompt, found.calls, **sampling)
+
+    def _check_no_other_search(self, system: str, task: str) -> None:
+        """Raise `ValueError`, before a search is paid, if the answers in the folder are to the prompt of another search."""
+        answers = self.folder / folder_of_task(task) / f"{file_name(system)}.jsonl"
+        if not answers.exists():
+            return
+        for path in (self.folder / "prompts").glob("*.json"):
+            is_of_system = path.stem.rpartition("-")[0] == system
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if is_of_system and record.get("task") == task:
+                raise ValueError(
+                    f"{answers} holds answers to the prompt in {path.name}, which {system} found with another first "
+                    "metric, model, start prompt, number of calls, seed or rows: use those, or another output folder "
+                    "(--output-dir)"
+                )
 
     def _prorefine(self, settings: Mapping[str, Any], prompt: str, task: EvaluationTask) -> System:
         chat, sampling = self._model(settings)
@@ -280,6 +298,17 @@ class Workshop:
             if "{seed}" in folder
             else f"{folder}-seed{self.seed}"
         )
+
+
+def folder_of_task(task: str) -> str:
+    """The folder of a task's answers, in that of the table."""
+    return task.replace("/", "_")
+
+
+def _read_found(path: Path) -> Found:
+    """What an optimiser found in an earlier run."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    return Found(record["prompt"], record["score"], record["calls"])
 
 
 def _label_metric(task: EvaluationTask) -> str:

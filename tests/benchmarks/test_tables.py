@@ -497,6 +497,22 @@ def test_the_table_for_a_closed_model_in_the_sandbox(tmp_path):
     assert all(comparison.second == "start" for comparison in run.comparisons)
 
 
+def test_a_second_search_that_would_be_refused_afterwards_asks_nothing(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    with MisbehavingServer(say=lambda request: "Answer: blue") as server:
+        command = closed_model_table(tmp_path, server, calls_budget=30)
+        assert status(*command) == 0
+        asked = len(server.requests)
+        assert status(*command, "--metric", "token_f1", "exact_match") == 2
+        error = capsys.readouterr().err
+        assert "another first metric" in error and "--output-dir" in error
+        # With a further metric nothing is searched, and the same answers are scored anew.
+        assert status(*command, "--metric", "exact_match", "token_f1") == 0
+        assert len(server.requests) == asked
+
+
 def test_the_curves_of_two_trainings_are_overlaid(tmp_path, capsys):
     from paper_tables.figures import main as draw
 

@@ -416,6 +416,8 @@ def test_the_prompt_describes_the_pool_and_the_budget():
     lines = row["prompt"][0]["content"].splitlines()
     assert lines[0] == "Workers:" and lines[5] == "Budget: at most $0.5" and lines[-1] == "q"
     assert [line.partition(": ")[0] for line in lines[1:5]] == list(row["workers"])
+    # An empty cell among numbers is no budget.
+    assert "Budget" not in str(begin(environment, budget=float("nan")).row["prompt"])
     text = environment.reset({"prompt": "plain text"})["prompt"]
     assert text.startswith("Workers:\n") and text.endswith("\n\nplain text")
 

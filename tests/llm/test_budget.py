@@ -211,6 +211,22 @@ def test_models_behind_environments_and_routers_are_charged(server):
         assert budget.by_account() == {"environment/big": Usage(10, 5, 15.0)}
 
 
+def test_a_limit_on_what_books_nothing_is_warned_of(server, tmp_path, caplog):
+    for budget in (Budget(), Budget(usd=1)):
+        charge(budget, environment=LLMEnvironment(chat_at(server)), judge=len)
+        budget.warn_if_it_limits_nothing()
+    unlimited = Budget()
+    charge(unlimited, environment=LLMEnvironment(lambda messages: "reply"))
+    unlimited.warn_if_it_limits_nothing()
+    assert not caplog.records
+    # Also where an earlier process has spent something under the same path.
+    Budget(usd=1, path=tmp_path / "book.sqlite").add("environment", Usage(1, 1, 0.1))
+    limited = Budget(usd=1, path=tmp_path / "book.sqlite")
+    charge(limited, environment=LLMEnvironment(lambda messages: "reply"))
+    limited.warn_if_it_limits_nothing()
+    assert "the budget limits nothing" in caplog.text
+
+
 def test_unknown_price_needs_a_token_budget(server, caplog):
     with (
         OpenAIChat("no-such-model", server.base_url) as one,

@@ -40,3 +40,28 @@ def test_an_amount_is_free_up_to_itself():
     for reward in (CostReward(10.0), CostReward({"": 10.0, "low": 1.0})):
         scores = reward([spent(0.3, 0.1), spent(0.1, 0.1), spent(0.3)])
         assert scores == pytest.approx([-2.0, 0.0, -3.0])
+
+
+def test_an_empty_cell_among_amounts_is_no_budget():
+    assert CostReward(10.0)([spent(0.3, float("nan"))]) == pytest.approx([-3.0])
+
+
+def test_calls_without_a_price_are_warned_of():
+    with pytest.warns(UserWarning, match="price.*unit='calls'"):
+        assert CostReward(10.0)([spent(0.0), spent(0.0)]) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("reward", "rollouts"),
+    [
+        (CostReward(10.0), [spent(0.0), spent(0.1)]),
+        (CostReward(10.0, unit="calls"), [spent(0.0)]),
+        (CostReward(0.0), [spent(0.0)]),
+        (CostReward(10.0), [episode(END)]),
+    ],
+)
+def test_calls_that_cost_something_or_nothing_on_purpose_are_not_warned_of(
+    reward, rollouts, recwarn
+):
+    reward(rollouts)
+    assert not recwarn.list

@@ -71,6 +71,7 @@ def connect_run(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]:
         charge(budget, environment=environment)
     if isinstance(script, ESPLArguments) and script.reference_model:
         parts |= _prompt_parts(script, parts["agent"], stack, budget)
+    budget.warn_if_it_limits_nothing()
     if options.reward is not None:
         parts["reward"] = load_reward(options.reward)
     # Rewards score rollouts, and a metric the answers of models and prompts.

@@ -337,6 +337,7 @@ class LargeLLM(EnvironmentModel, Spending):
 
         # A budget that cannot be kept is found before anything is spent.
         charge(budget, environment=environment)
+        budget.warn_if_it_limits_nothing()
         # Closed even if the check fails.
         stack.callback(environment.close)
         environment.check()

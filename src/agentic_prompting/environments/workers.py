@@ -9,6 +9,7 @@ for it. References point backwards, so no plan can have a cycle.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import re
 import time
@@ -205,9 +206,10 @@ class Workers(Environment):
         for name, member in workers.items():
             description = self.pool[member].description
             lines.append(f"{name}: {description}" if description else name)
-        # A budget is a text, or a number of US dollars.
+        # A budget is a text, or a number of US dollars; an empty cell among numbers is read as NaN.
         budget = row.get("budget")
-        if budget is not None:
+        is_empty_cell = isinstance(budget, float) and math.isnan(budget)
+        if budget is not None and not is_empty_cell:
             stated = budget if isinstance(budget, str) else f"at most ${budget:g}"
             lines.append(f"Budget: {stated}")
         return "\n".join(lines)

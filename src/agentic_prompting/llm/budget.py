@@ -10,6 +10,7 @@ those of an earlier process.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import sqlite3
 import threading
@@ -22,6 +23,8 @@ from typing import Protocol, cast
 
 from ..records import SharedFile
 from .types import BudgetExceeded, BudgetUnavailable, Usage
+
+logger = logging.getLogger(__name__)
 
 _BUSY_SECONDS = 1.0  # wait while another process has locked the book
 _GRACE_SECONDS = 30.0  # without access to the book, before calls are refused
@@ -47,6 +50,8 @@ _SELECT = f"SELECT {_COLUMNS} FROM spending"
 
 Price = tuple[float, float]
 """US dollars per million prompt tokens and per million completion tokens."""
+
+logger = logging.getLogger(__name__)
 
 # OpenAI's list prices of late 2025, standard tier, entered by hand, without discounts. Prices
 # change: check them against the provider's list before you rely on a budget, or pass `price=`
@@ -244,10 +249,13 @@ class Budget(SharedFile):
         # As last read from the file; without a path everything that was spent.
         self._book: dict[str, Usage] = {}
         self._unwritten: list[tuple[str, Usage]] = []
+        # The accounts that this process books under, also those that have spent nothing yet.
+        self._accounts: set[str] = set()
         self._reset_gates()
 
     def add(self, account: str, usage: Usage) -> None:
         """Book `usage` under `account`."""
+        self._accounts.add(account)
         self.note(account, usage)
         self.settle()
 
@@ -284,6 +292,15 @@ class Budget(SharedFile):
         if account is None:
             return sum(by_account.values(), Usage())
         return by_account.get(account, Usage())
+
+    def warn_if_it_limits_nothing(self) -> None:
+        """Log a warning if there is a limit, and nothing has been charged to this budget."""
+        if self.limit and not self._accounts:
+            logger.warning(
+                "the budget limits nothing: what this run calls books no spending. An OpenAIChat in the attribute "
+                "`chat`, `model` or `models` of an environment is charged; for what you call in another way, set "
+                "a limit at its provider"
+            )
 
     def by_account(self) -> dict[str, Usage]:
         """Return the spending of each account so far, sorted by name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -59,11 +60,16 @@ class CostReward:
         rewards: list[float | None] = []
         for episode in rollout:
             rewards.append(self.score(episode) if is_scorable(episode) else None)
+        if self.unit == "usd" and self.weight:
+            _warn_without_prices(rollout)
         return rewards
 
     def score(self, rollout: Rollout) -> float:
         """Return the reward of a rollout: minus its weighted cost."""
         budget = rollout.row.get("budget")
+        if isinstance(budget, float) and math.isnan(budget):
+            # An empty cell of a spreadsheet, among numbers.
+            budget = None
         cost = self.cost(rollout)
         if isinstance(budget, int | float) and self.unit == "usd":
             cost = max(0.0, cost - budget)
@@ -80,3 +86,15 @@ class CostReward:
         if self.unit == "calls":
             return float(len(rollout.replies))
         return sum(reply.worth.cost_usd for reply in rollout.replies)
+
+
+def _warn_without_prices(rollouts: Sequence[Rollout]) -> None:
+    """Warn if none of the calls of a batch has a price, so that no call costs any reward."""
+    calls = [reply for rollout in rollouts for reply in rollout.replies]
+    if calls and not any(reply.worth.cost_usd for reply in calls):
+        # Python shows a warning once for each place that it comes from.
+        warnings.warn(
+            f"CostReward(unit='usd') is 0 for all {len(calls)} calls of a batch, because none has a price: give "
+            "OpenAIChat `price`, or Worker `usd`, or use unit='calls'",
+            stacklevel=3,
+        )

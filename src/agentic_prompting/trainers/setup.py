@@ -183,6 +183,7 @@ def create_budget(components: Mapping[str, Any], args: MultiTurnGRPOConfig) -> B
     budget = Budget(args.budget_usd, args.budget_tokens, Path(args.output_dir) / "spending.sqlite")
     # Let each component charge the budget, and find out early if one cannot be reached.
     charge(budget, **components)
+    budget.warn_if_it_limits_nothing()
     if args.check_environment and args.process_index == 0:
         for component in components.values():
             if hasattr(component, "check"):

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.lab import model_folder
 
 ROLLOUTS = 32
-"""Rollouts of a step: 4 questions of 8."""
+"""Rollouts of a step."""
 
 
 def load_published() -> tuple[Any, Any]:
@@ -76,8 +76,12 @@ def train_adapter(
     folder: Path,
     seed: int,
     steps: int,
+    **settings: Any,
 ) -> dict[str, Any]:
-    """Train a LoRA adapter of a saved model in `folder / "trained"`.
+    """Train a LoRA adapter of a saved model in `folder / "trained"`, 32 rollouts a step, by default 4 questions of 8.
+
+    Args:
+        **settings: Training arguments in place of those below.
 
     Returns:
         `dict`: `rewards`, the mean of each step, and `failed`, how many rollouts failed.
@@ -87,6 +91,26 @@ def train_adapter(
 
     from agentic_prompting.local import has_bf16_instructions
 
+    arguments = {
+        "max_turns": spec.limits.max_turns,
+        "max_turn_tokens": spec.limits.max_turn_tokens,
+        "max_completion_length": spec.limits.max_tokens,
+        "temperature": 0.7,
+        "num_generations": 8,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": ROLLOUTS // 8,
+        "learning_rate": 5e-4,
+        "lr_scheduler_type": "constant",
+        "beta": 0.0,
+        "use_cpu": True,
+        "bf16": has_bf16_instructions(),
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        **settings,
+    }
     trainer = trainer_class(
         model=str(model),
         environment=environment,
@@ -96,23 +120,7 @@ def train_adapter(
             overwrite=True,
             seed=seed,
             max_steps=steps,
-            max_turns=spec.limits.max_turns,
-            max_turn_tokens=spec.limits.max_turn_tokens,
-            max_completion_length=spec.limits.max_tokens,
-            temperature=0.7,
-            num_generations=8,
-            per_device_train_batch_size=8,
-            gradient_accumulation_steps=ROLLOUTS // 8,
-            learning_rate=5e-4,
-            lr_scheduler_type="constant",
-            beta=0.0,
-            use_cpu=True,
-            bf16=has_bf16_instructions(),
-            gradient_checkpointing=False,
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
+            **arguments,
         ),
         train_dataset=Dataset.from_list(list(rows)),
         prompt_template=spec.prompt_template,

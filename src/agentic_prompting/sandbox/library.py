@@ -241,7 +241,10 @@ class Library(Environment):
 
     def step(self, rollout: Rollout) -> str:
         """The best document for the question."""
-        request = rollout.turns[-1].request or ""
+        return self.look_up(rollout.turns[-1].request or "")
+
+    def look_up(self, request: str) -> str:
+        """The document that fits a request best."""
         (documents,) = self._search([request], 1)
         return documents[0].text if documents else "Nothing was found."
 

@@ -11,10 +11,10 @@ Protocol, written before any run of the reported seed.
 
 1. Task. That of `demo --real`: questions about invented towns that no model has read about; 128 held-out ones, about towns of
    which training has none.
-2. Agent. A graph with two nodes, written with LangGraph and langchain-openai alone: `agent` asks the model, `expert` looks a
-   sentence up (BM25) and gives it back as a message of the user. An edge leads from `agent` to `expert` if the reply asks a
-   question and nobody has been asked yet. The graph gets its address and its key as `ChatOpenAI` takes them, and knows
-   nothing of the training.
+2. Agent. A graph with two nodes (`library_graph.py`), written with LangGraph and langchain-openai alone: `agent` asks the
+   model, `expert` looks a sentence up (BM25) and gives it back as a message of the user. An edge leads from `agent` to
+   `expert` if the reply asks a question and nobody has been asked yet. The graph gets its address and its key as
+   `ChatOpenAI` takes them, and knows nothing of the training.
 3. Model. SmolLM2-135M-Instruct, out of a package, after the warm start of the demonstration: 8 steps on 64 uneven
    demonstrations, in the same words. Then 16 steps of `MultiTurnGRPOTrainer` with LoRA, 4 questions of 8 rollouts each. All
    settings are those of `examples/configs/real.yaml`, which were chosen on countries, except for the number of steps (16,
@@ -69,39 +69,17 @@ def make_agent(library: Library) -> Callable[[Mapping[str, Any], str, str], dict
     """The agent as a function of a row, an address and a key, which is all that [`Program`] wants of it."""
     from langchain_core.messages import HumanMessage
     from langchain_openai import ChatOpenAI
-    from langgraph.graph import END, START, MessagesState, StateGraph
 
-    before_reply, after_reply = Library.grammar.frame
+    from benchmarks.real.library_graph import build_graph
 
     def answer(row: Mapping[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
         model = ChatOpenAI(
             model="agent", base_url=base_url, api_key=api_key, max_tokens=LIMITS.max_turn_tokens
         )
-
-        def ask_model(state: MessagesState) -> dict[str, Any]:
-            return {"messages": [model.invoke(state["messages"])]}
-
-        def ask_expert(state: MessagesState) -> dict[str, Any]:
-            request, mark, _ = state["messages"][-1].text.partition("?")
-            reply = library.look_up(request + mark)
-            return {"messages": [HumanMessage(f"{before_reply}{reply}{after_reply}")]}
-
-        def next_node(state: MessagesState) -> str:
-            asks = "?" in state["messages"][-1].text
-            is_first_reply = len(state["messages"]) == 2
-            return "expert" if asks and is_first_reply else END
-
-        graph = StateGraph(MessagesState)
-        graph.add_node("agent", ask_model)
-        graph.add_node("expert", ask_expert)
-        graph.add_edge(START, "agent")
-        graph.add_conditional_edges("agent", next_node)
-        graph.add_edge("expert", "agent")
-
+        graph = build_graph(model, library.look_up, *Library.grammar.frame)
         question = Library.prompt_template.format(question=row["question"])
-        state = graph.compile().invoke({"messages": [HumanMessage(question)]})
-        asked = len(state["messages"]) > 2
-        return {"answer": state["messages"][-1].text, "asked": asked}
+        messages = graph.invoke({"messages": [HumanMessage(question)]})["messages"]
+        return {"answer": messages[-1].text, "asked": len(messages) > 2}
 
     return answer
 

@@ -59,9 +59,12 @@ SEEDS = (952,)
 TUNING_SEEDS = (1,)
 TRAIN_ROWS = 512
 HELD_OUT = 192
-DEMONSTRATIONS = 192
-WARM_START_STEPS = 24
+DEMONSTRATIONS = 288
+WARM_START_STEPS = 36
 STEPS = 16
+# 8 questions of 4 rollouts a step: with few questions, the plan of the kind that happens to be frequent in a step is
+# taken for the plan of all kinds.
+TRAINING = {"num_generations": 4, "learning_rate": 2e-4, "temperature": 1.0}
 GRAMMAR = AskGrammar()
 LIMITS = Limits(max_turns=4, max_turn_tokens=64, max_tokens=480)
 TEMPLATE = """\
@@ -79,7 +82,7 @@ DESCRIPTIONS = {
 PRICES = {"archive": 0.002, "calculator": 0.001, "speller": 0.001}  # US dollars a call
 SHARES = {"fact": 0.25, "sum": 0.13, "spell": 0.12, "fact, sum": 0.25, "fact, spell": 0.25}
 """How often each kind of question is drawn."""
-MIX = {"plan": 0.35, "whole": 0.25, "wrong worker": 0.2, "guess": 0.2}
+MIX = {"plan": 0.45, "whole": 0.2, "wrong worker": 0.2, "guess": 0.15}
 """How often each kind of demonstration is drawn."""
 
 
@@ -206,8 +209,13 @@ async def demonstrate(
 async def draw_demonstrations(
     rows: Sequence[Mapping[str, Any]], environment: Workers, generator: random.Random
 ) -> list[dict[str, Any]]:
+    """Demonstrations of all kinds of questions, equally many of each on average."""
     answers = [row["answers"][0] for row in rows]
-    chosen = generator.choices(rows, k=DEMONSTRATIONS)
+    rows_by_kind: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        rows_by_kind[row["kind"]].append(row)
+    kinds = generator.choices(list(SHARES), k=DEMONSTRATIONS)
+    chosen = [generator.choice(rows_by_kind[kind]) for kind in kinds]
     return [await demonstrate(row, environment, answers, generator) for row in chosen]
 
 
@@ -260,6 +268,7 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
         folder,
         seed,
         STEPS,
+        **TRAINING,
     )
     log(f"seed {seed}: rewards {training['rewards']}")
 

@@ -1,9 +1,10 @@
-"""ProRefine (arXiv 2506.05305), row by row; see `fidelity.py`."""
+"""ProRefine (arXiv 2506.05305), row by row; see `papers.py`."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import yaml
 
 from agentic_prompting.data import TASKS
 from agentic_prompting.evaluation import wilson_interval
-from agentic_prompting.llm import Reply, Usage
+from agentic_prompting.llm import ChatModel, Message, Reply, Usage
 from agentic_prompting.refine import ProRefiner, RefinementResult, RolePrompts, summarize
 from agentic_prompting.rewards import integer_match
 from benchmarks.fidelity.check import Part, Row
+from benchmarks.paper_tables.estimates import stars, wald_interval
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
 # Bare words, so that a scripted model can recognise the parts of its request.
@@ -24,6 +26,16 @@ PLAIN = RolePrompts(
     optimizer="p={prompt};f={feedback}",
     verifier="v={query};a={output}",
 )
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a scripted LLM."""
+
+    role: str
+    request: str  # the last message
+    messages: int  # how many there are
+    sampling: dict[str, Any]
 
 
 class World:
@@ -36,7 +48,7 @@ class World:
         self.seed = seed
         self.length = length
         self.changes = changes
-        self.calls: list[tuple[str, str, dict[str, Any]]] = []
+        self.calls: list[Call] = []
 
     def output(self, prompt: str, limit: int) -> tuple[str, bool]:
         rng = random.Random(f"{self.seed} {prompt}")
@@ -48,59 +60,62 @@ class World:
 
     def optimizer(self, prompt: str, feedback: str) -> str:
         rng = random.Random(f"{self.seed} {prompt} {feedback}")
-        return f"prompt {rng.randrange(10_000)}" if rng.random() < self.changes else prompt
+        if rng.random() < self.changes:
+            return f"prompt {rng.randrange(10_000)}"
+        return prompt
 
-    def chat(self, role: str) -> Any:
-        async def answer(messages: Sequence[Any], **sampling: Any) -> Reply:
-            said = messages[-1]["content"]
-            self.calls.append((role, said, {**sampling, "shown": len(messages)}))
+    def chat(self, role: str) -> ChatModel:
+        """The LLM of a role, `task`, `feedback` or `optimizer`."""
+
+        async def reply_to(messages: Sequence[Message], **sampling: Any) -> Reply:
+            request = messages[-1]["content"]
+            self.calls.append(Call(role, request, messages=len(messages), sampling=sampling))
             if role == "task":
                 text, complete = self.output(messages[0]["content"], sampling["max_tokens"])
-                return Reply(
-                    text,
-                    finish_reason="stop" if complete else "length",
-                    usage=Usage(1, len(text.split())),
-                )
+                finish_reason = "stop" if complete else "length"
+                return Reply(text, finish_reason=finish_reason, usage=Usage(1, len(text.split())))
             if role == "feedback":
-                query, output = said.removeprefix("q=").split(";o=")
+                query, output = request.removeprefix("q=").split(";o=")
                 return Reply(self.feedback(query, output), finish_reason="stop")
             if role == "optimizer":
-                prompt, feedback = said.removeprefix("p=").split(";f=")
-                return Reply(
-                    f"<IMPROVED_PROMPT>{self.optimizer(prompt, feedback)}</IMPROVED_PROMPT>",
-                    finish_reason="stop",
-                )
+                prompt, feedback = request.removeprefix("p=").split(";f=")
+                improved = self.optimizer(prompt, feedback)
+                text = f"<IMPROVED_PROMPT>{improved}</IMPROVED_PROMPT>"
+                return Reply(text, finish_reason="stop")
             return Reply("wrong", finish_reason="stop")
 
-        return answer
+        return reply_to
 
 
 def algorithm_1(
     world: World, query: str, prompt: str, k: int, n: int
-) -> tuple[list[str], list[str], str]:
-    """Algorithm 1 as it is printed: the outputs, the prompts, p*."""
+) -> tuple[list[str], list[str]]:
+    """Algorithm 1 as it is printed: the outputs, and the prompts, of which the last one is p*."""
     outputs = []
     prompts = [prompt]
     for i in range(1, n + 1):
-        output, ended = world.output(prompt, i * k)
+        output, is_complete = world.output(prompt, i * k)
         outputs.append(output)
         prompt = world.optimizer(prompt, world.feedback(query, output))
         prompts.append(prompt)
-        if ended:
+        if is_complete:
             break
-    return outputs, prompts, prompt
+    return outputs, prompts
 
 
-def refined(world: World, **options: Any) -> RefinementResult:
-    return ProRefiner(
-        **{role: world.chat(role) for role in ("task", "feedback", "optimizer")},
+def refine(world: World, **options: Any) -> RefinementResult:
+    refiner = ProRefiner(
+        task=world.chat("task"),
+        feedback=world.chat("feedback"),
+        optimizer=world.chat("optimizer"),
         prompts=PLAIN,
         **options,
-    ).refine("p0", "q0")
+    )
+    return refiner.refine("p0", "q0")
 
 
-def algorithm() -> Iterator[Row]:
-    parted: dict[str, int] = dict.fromkeys(
+def random_worlds() -> Iterator[Row]:
+    differences = dict.fromkeys(
         ("outputs o_i", "prompts p*", "p* returned", "answer under p*", "steps"), 0
     )
     rng = random.Random(0)
@@ -109,18 +124,25 @@ def algorithm() -> Iterator[Row]:
         n = rng.randint(1, 12)
         length = rng.randint(1, 90)
         world = World(seed, length)
-        outputs, prompts, last = algorithm_1(world, "q0", "p0", k, n)
-        result = refined(world, tokens_per_step=k, max_steps=n)
-        parted["outputs o_i"] += [step.output for step in result.steps] != outputs
-        parted["prompts p*"] += [*(step.prompt for step in result.steps), result.prompt] != prompts
-        parted["p* returned"] += result.prompt != last
-        parted["answer under p*"] += result.answer != world.output(last, 512)[0]
-        parted["steps"] += len(result.steps) != len(outputs)
-    for what, number in parted.items():
-        yield Row("Algorithm 1", f"150 random worlds: {what} that differ", 0, number)
+        outputs, prompts = algorithm_1(world, "q0", "p0", k, n)
+        result = refine(world, tokens_per_step=k, max_steps=n)
+        our_outputs = [step.output for step in result.steps]
+        our_prompts = [step.prompt for step in result.steps]
+        our_prompts.append(result.prompt)
+        differences["outputs o_i"] += our_outputs != outputs
+        differences["prompts p*"] += our_prompts != prompts
+        differences["p* returned"] += result.prompt != prompts[-1]
+        differences["answer under p*"] += result.answer != world.output(prompts[-1], 512)[0]
+        differences["steps"] += len(result.steps) != len(outputs)
+    for name, count in differences.items():
+        yield Row("Algorithm 1", f"150 random worlds: {name} that differ", 0, count)
+
+
+def algorithm() -> Iterator[Row]:
+    # An output that never ends.
     world = World(1, 10_000, changes=1.0)
-    result = refined(world)
-    limits = [sampling["max_tokens"] for role, _, sampling in world.calls if role == "task"]
+    result = refine(world)
+    limits = [call.sampling["max_tokens"] for call in world.calls if call.role == "task"]
     yield Row(
         "Algorithm 1",
         "in step i at most i k tokens; k = 10, n = 25",
@@ -139,71 +161,73 @@ def algorithm() -> Iterator[Row]:
         (25, "max_steps", 26),
         (len(result.steps), result.stop_reason, len(limits)),
     )
-    short = refined(World(2, 24))
+
+    short = refine(World(2, 24))
     yield Row(
         "Algorithm 1",
         "24 words end in step 3",
         (3, "finished"),
         (len(short.steps), short.stop_reason),
     )
-    told = {
-        role: next(said for name, said, _ in world.calls if name == role)
-        for role in ("feedback", "optimizer")
-    }
+
+    # What each role reads.
     output = world.output("p0", 10)[0]
+    feedback_request = next(call.request for call in world.calls if call.role == "feedback")
     yield Row(
-        "Algorithm 1", "feedback reads the query and o_i", f"q=q0;o={output}", told["feedback"]
+        "Algorithm 1", "feedback reads the query and o_i", f"q=q0;o={output}", feedback_request
     )
+    optimizer_request = next(call.request for call in world.calls if call.role == "optimizer")
     yield Row(
         "Algorithm 1",
         "the optimizer reads p* and f_i",
         f"p=p0;f={world.feedback('q0', output)}",
-        told["optimizer"],
+        optimizer_request,
     )
-    shown = {sampling["shown"] for role, _, sampling in world.calls}
-    yield Row("Results", "stateless: a call sees its own step alone", {2}, shown)
+    lengths = {call.messages for call in world.calls}
+    yield Row("Results", "stateless: a call sees its own step alone", {2}, lengths)
+
+
+def variants() -> Iterator[Row]:
     world = World(1, 10_000, changes=1.0)
-    refined(world, history="all", max_steps=4)
-    growth = [sampling["shown"] for role, _, sampling in world.calls if role == "feedback"]
+    refine(world, history="all", max_steps=4)
+    growth = [call.messages for call in world.calls if call.role == "feedback"]
     yield Row("Results", "the ablation with the full chat history", [2, 4, 6, 8], growth)
-    heat = {sampling["temperature"] for _, _, sampling in world.calls}
-    yield Row("Implementation", "do_sample = False: every role decodes greedily", {0}, heat)
+    temperatures = {call.sampling["temperature"] for call in world.calls}
+    yield Row("Implementation", "do_sample = False: every role decodes greedily", {0}, temperatures)
+
     writer = World(5, 0)
     writer.output = lambda prompt, limit: ("One. Two! Three?", True)  # type: ignore[method-assign]
-    pieces = [step.output for step in refined(writer, unit="sentence").steps]
-    growing = ["One.", "One. Two!", "One. Two! Three?"]
+    steps = refine(writer, unit="sentence").steps
     yield Row(
         "Implementation",
         "a step may be a sentence",
-        growing,
-        [(piece or "").strip() for piece in pieces],
+        ["One.", "One. Two!", "One. Two! Three?"],
+        [(step.output or "").strip() for step in steps],
     )
+
+    refiner = ProRefiner(*[world.chat("task")] * 3)
     for name, value in (("tokens_per_step", 10), ("max_steps", 25)):
-        yield Row(
-            "Setup",
-            f"{name} = {value}",
-            value,
-            getattr(ProRefiner(*[world.chat("task")] * 3), name),
-        )
+        yield Row("Setup", f"{name} = {value}", value, getattr(refiner, name))
 
 
 def verifiers() -> Iterator[Row]:
-    def run(setting: str, length: int = 5, **options: Any) -> tuple[World, RefinementResult]:
-        world = World(3, length)
-        critic = _Critic(world, options.pop("says", "wrong"))
+    world = World(3, 5)
+
+    def run(setting: str, verdict: str = "wrong", **options: Any) -> RefinementResult:
+        critic = _Critic(world, verdict)
         refiner = ProRefiner.from_paper(
             setting, world.chat("task"), critic, prompts=PLAIN, **options
         )
-        return world, refiner.refine("p0", {"question": "q0", "answers": ["12"]})
+        return refiner.refine("p0", {"question": "q0", "answers": ["12"]})
 
-    world, none = run("no_verifier")
+    none = run("no_verifier")
     yield Row(
         "Verifier",
         "none: every query is refined",
         ("finished", None),
         (none.stop_reason, none.verdict),
     )
-    world, right = run("verifier", says="right")
+    right = run("verifier", verdict="right")
     first = world.output("p0", 512)[0]
     yield Row(
         "Verifier",
@@ -211,34 +235,41 @@ def verifiers() -> Iterator[Row]:
         ("verified", first, 0),
         (right.stop_reason, right.answer, len(right.steps)),
     )
-    world, wrong = run("verifier", says="wrong")
+    wrong = run("verifier", verdict="wrong")
     yield Row(
         "Verifier", "wrong: the prompt is refined", ("wrong", 1), (wrong.verdict, len(wrong.steps))
     )
-    world, best = run("optimal_verifier", score=lambda answer, golds: 1.0)
+
+    # The optimal verifier: the label, by way of the score.
+    best = run("optimal_verifier", score=lambda answer, golds: 1.0)
     yield Row("Verifier", "optimal: the label says right", "verified", best.stop_reason)
-    world, worst = run("optimal_verifier", score=lambda answer, golds: 0.0)
+    worst = run("optimal_verifier", score=lambda answer, golds: 0.0)
     yield Row(
         "Verifier", "optimal: the label says wrong", ("wrong", 1), (worst.verdict, len(worst.steps))
     )
-    steps = [len(refined(World(seed, 10 * seed)).steps) for seed in (1, 2, 3)]
-    mean = summarize([refined(World(seed, 10 * seed)) for seed in (1, 2, 3)])["steps"]
+
+
+def iterations() -> Iterator[Row]:
+    results = [refine(World(seed, 10 * seed)) for seed in (1, 2, 3)]
+    mean = summarize(results)["steps"]
     yield Row("Figure 4", "mean number of iterations", sum((1, 2, 3)) / 3, mean)
+    steps = [len(result.steps) for result in results]
     yield Row("Figure 4", "... a step for each k tokens begun", [1, 2, 3], steps)
 
 
 class _Critic:
     """Feedback and optimizer of a world in one model, and a verifier that always gives the same verdict."""
 
-    def __init__(self, world: World, says: str):
+    def __init__(self, world: World, verdict: str):
         self.world = world
-        self.says = says
+        self.verdict = verdict
 
-    async def __call__(self, messages: Sequence[Any], **sampling: Any) -> Reply:
-        said = messages[-1]["content"]
-        if said.startswith("v="):
-            return Reply(f"<ACCURACY>{int(self.says == 'right')}</ACCURACY>", finish_reason="stop")
-        role = "feedback" if said.startswith("q=") else "optimizer"
+    async def __call__(self, messages: Sequence[Message], **sampling: Any) -> Reply:
+        request = messages[-1]["content"]
+        if request.startswith("v="):
+            accuracy = int(self.verdict == "right")
+            return Reply(f"<ACCURACY>{accuracy}</ACCURACY>", finish_reason="stop")
+        role = "feedback" if request.startswith("q=") else "optimizer"
         return await self.world.chat(role)(messages, **sampling)
 
 
@@ -258,12 +289,12 @@ def data() -> Iterator[Row]:
             (rows["train"], rows["validation"], rows["test"]),
         )
     yield Row("Data", "svamp: 1,000 test rows", 1000, TASKS["svamp"].expected_rows["test"])
-    for said, gold, score in (("so 5 + 8 = 13.\nAnswer: 13", "13", 1.0), ("Answer: 12", "13", 0.0)):
+    for answer, score in (("so 5 + 8 = 13.\nAnswer: 13", 1.0), ("Answer: 12", 0.0)):
         yield Row(
             "Figure 2",
-            f"object counting: {said[-10:]!r} against 13",
+            f"object counting: {answer[-10:]!r} against 13",
             score,
-            integer_match(said, [gold]),
+            integer_match(answer, ["13"]),
         )
 
 
@@ -295,10 +326,8 @@ def table_1() -> Iterator[Row]:
     )
 
 
-def intervals() -> Iterator[Row]:
-    """Table 1's are p +- 1.96 sqrt(p (1 - p) / n); Wilson's are the roots of (p - x)^2 = z^2 x (1 - x) / n."""
-    from benchmarks.paper_tables.estimates import stars, wald_interval
-
+def printed_intervals() -> Iterator[Row]:
+    """Table 1's intervals are p +- 1.96 sqrt(p (1 - p) / n)."""
     printed = {  # set, method, task model: share, n, the printed interval
         "object counting, CoT, 1B": (0.48, 100, (0.382, 0.578)),
         "object counting, CoT, 3B": (0.65, 100, (0.556, 0.744)),
@@ -319,20 +348,22 @@ def intervals() -> Iterator[Row]:
             (estimate.low, estimate.high),
             0.0011,
         )
-    verifier, cot, textgrad = (wald_interval(round(p * 1000), 1000) for p in (0.808, 0.689, 0.684))
-    yield Row(
-        "Table 1",
-        "SVAMP, verifier, 1B: better than both, two stars",
-        "**",
-        stars(verifier, [cot, textgrad]),
-    )
-    verifier, cot, textgrad = (wald_interval(round(p * 1000), 1000) for p in (0.893, 0.854, 0.840))
-    yield Row(
-        "Table 1",
-        "SVAMP, verifier, 8B: better than one, a star",
-        "*",
-        stars(verifier, [cot, textgrad]),
-    )
+
+
+def printed_stars() -> Iterator[Row]:
+    # Right answers of 1,000: of the verifier, and of CoT and TextGrad.
+    for rule, expected, verifier, baselines in (
+        ("SVAMP, verifier, 1B: better than both, two stars", "**", 808, (689, 684)),
+        ("SVAMP, verifier, 8B: better than one, a star", "*", 893, (854, 840)),
+    ):
+        baseline_intervals = [wald_interval(correct, 1000) for correct in baselines]
+        yield Row(
+            "Table 1", rule, expected, stars(wald_interval(verifier, 1000), baseline_intervals)
+        )
+
+
+def wilson_intervals() -> Iterator[Row]:
+    """Wilson's bounds are the roots of (p - x)^2 = z^2 x (1 - x) / n."""
     z = 1.959963984540054
     for successes, n in ((48, 100), (11, 100), (0, 100), (1, 1)):
         p = successes / n
@@ -352,7 +383,18 @@ def intervals() -> Iterator[Row]:
         )
 
 
-PARTS: list[Part] = [algorithm, verifiers, data, table_1, intervals]
+PARTS: list[Part] = [
+    random_worlds,
+    algorithm,
+    variants,
+    verifiers,
+    iterations,
+    data,
+    table_1,
+    printed_intervals,
+    printed_stars,
+    wilson_intervals,
+]
 UNTESTED = {
     "Table 1, Figure 3 (accuracies)": "need Llama 3.1 and 3.2",
     "SVAMP's 2,516 / 622 training rows": "the public file has 1,000 rows, all of them the test set; nothing is trained",

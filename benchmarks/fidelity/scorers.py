@@ -19,6 +19,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 
 from agentic_prompting.rewards import exact_match, math_match, token_f1
 
@@ -54,7 +55,7 @@ def normalised(text: str) -> str:
     """`normalize_answer` of both scripts."""
     lowered = text.lower()
     without_punctuation = "".join(
-        character for character in lowered if character not in set(string.punctuation)
+        character for character in lowered if character not in string.punctuation
     )
     without_articles = re.sub(r"\b(a|an|the)\b", " ", without_punctuation)
     return " ".join(without_articles.split())
@@ -240,6 +241,7 @@ def math_pairs(seed: int) -> list[tuple[str, str]]:
 # The comparison -------------------------------------------------------------------------------------------------------
 
 _NUMBER = re.compile(r"[-+]?\$?[-+]?(\d[\d,]*(\.\d+)?|\.\d+)\s?%?\.?")
+_SMALL = re.compile(r"0\.000000\d|10\^\{-7\}|1e-9")
 _MARKS = " \t\r\n*_`\"'“”‘’()[]{}"
 
 
@@ -256,15 +258,14 @@ def text_reason(reply: str, accepted: str, is_hotpot: bool) -> str:
 
 def math_reason(reply: str, accepted: str, reference: float) -> str:
     """As [`text_reason`], of mathematics. `reference` is math-verify's score."""
-    is_small = re.compile(r"0\.000000\d|10\^\{-7\}|1e-9")
+    is_right = any(reply == form.format(accepted) for form in _FORMS)
     if reference == 0.0:
-        return "marks" if any(reply == form.format(accepted) for form in _FORMS) else ""
-    if any(reply == form.format(value) for form in _HEDGES for value in _VALUES):
+        return "marks" if is_right else ""
+    if any(reply == hedge.format(value) for hedge, value in product(_HEDGES, _VALUES)):
         return "hedge"
-    is_other = not any(reply == form.format(accepted) for form in _FORMS)
-    return (
-        "small number" if is_other and is_small.search(reply) and is_small.search(accepted) else ""
-    )
+    if not is_right and _SMALL.search(reply) and _SMALL.search(accepted):
+        return "small number"
+    return ""
 
 
 Reference = Callable[[str, str], float]
@@ -279,11 +280,16 @@ def compare(
 ) -> Iterator[Difference]:
     """The pairs on which a scorer of ours and its reference differ."""
     for reply, accepted in pairs:
-        expected = reference(reply, accepted)
-        score = ours(reply, [accepted])
-        if score is None or abs(score - expected) > 1e-9:
+        reference_score = reference(reply, accepted)
+        our_score = ours(reply, [accepted])
+        if our_score is None or abs(our_score - reference_score) > 1e-9:
             yield Difference(
-                scorer, reply, accepted, expected, score, reason(reply, accepted, expected)
+                scorer=scorer,
+                reply=reply,
+                accepted=accepted,
+                reference=reference_score,
+                ours=our_score,
+                reason=reason(reply, accepted, reference_score),
             )
 
 
@@ -313,32 +319,28 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one line of JSON, and nothing else")
     parser.add_argument("--quick", action="store_true", help="no difference here: it takes seconds")
     arguments = parser.parse_args()
+
     gaps = differences()
     unexplained = [difference for difference in gaps if not difference.reason]
+    counts = Counter((difference.scorer, difference.reason) for difference in gaps)
+
     if arguments.json:
-        counts = Counter((difference.scorer, difference.reason) for difference in gaps)
-        rows = [
-            {"scorer": scorer, "reason": reason, "count": count}
-            for (scorer, reason), count in counts.items()
-        ]
-        print(
-            json.dumps(
-                {
-                    "pairs": PAIRS,
-                    "differences": rows,
-                    "unexplained": [asdict(one) for one in unexplained],
-                }
-            )
-        )
+        rows = []
+        for (scorer, reason), count in counts.items():
+            rows.append({"scorer": scorer, "reason": reason, "count": count})
+        summary = {
+            "pairs": PAIRS,
+            "differences": rows,
+            "unexplained": [asdict(difference) for difference in unexplained],
+        }
+        print(json.dumps(summary))
         return int(bool(unexplained))
+
     for difference in gaps:
+        texts = f"{difference.reply!r} for {difference.accepted!r}"
         scores = f"{difference.reference:.2f}, ours {difference.ours}"
-        print(
-            f"{difference.scorer}: {difference.reply!r} for {difference.accepted!r}: {scores} ({difference.reason})"
-        )
-    for (scorer, reason), count in sorted(
-        Counter((one.scorer, one.reason) for one in gaps).items()
-    ):
+        print(f"{difference.scorer}: {texts}: {scores} ({difference.reason})")
+    for (scorer, reason), count in sorted(counts.items()):
         print(f"{scorer}: {count} of {PAIRS} pairs differ: {REASONS.get(reason, 'NO REASON')}")
     return int(bool(unexplained))
 

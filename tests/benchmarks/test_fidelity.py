@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fidelity import prompt_r1 as fidelity_prompt_r1
+from benchmarks.fidelity import prompt_r1
 from benchmarks.fidelity.check import rows_of
 
 ROOT = Path(__file__).parents[2]
@@ -41,9 +41,15 @@ def test_no_row_is_there_twice(printed):
 
 def test_a_wrong_number_is_a_false_row(monkeypatch):
     """The script can fail: a reward with another coefficient is found."""
-    assert all(row["holds"] for row in rows_of("Prompt-R1", [fidelity_prompt_r1.rewards]))
-    monkeypatch.setitem(fidelity_prompt_r1.WEIGHTS, "gamma", "0.2")
-    assert sum(not row["holds"] for row in rows_of("Prompt-R1", [fidelity_prompt_r1.rewards])) >= 4
+    rewards = [
+        prompt_r1.reward_weights,
+        prompt_r1.reward_examples,
+        prompt_r1.random_rewards,
+        prompt_r1.other_weights,
+    ]
+    assert all(row["holds"] for row in rows_of("Prompt-R1", rewards))
+    monkeypatch.setitem(prompt_r1.WEIGHTS, "gamma", "0.2")
+    assert sum(not row["holds"] for row in rows_of("Prompt-R1", rewards)) >= 4
 
 
 def _checks():

@@ -21,11 +21,18 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 from agentic_prompting import ESPLConfig, ESPLTrainer, MultiTurnGRPOConfig, MultiTurnGRPOTrainer
-from agentic_prompting.rollout import BatchEngine, FreeText, Sample
+from agentic_prompting.rollout import BatchEngine, FreeText, Sample, SampleRequest
 from agentic_prompting.sandbox.policy import (
     build_policy,
     sandbox_spec,
@@ -48,58 +55,67 @@ class _Gradients(TrainerCallback):
     """Keeps the gradient of every update."""
 
     def __init__(self) -> None:
-        self.kept: list[torch.Tensor] = []
+        self.of_updates: list[torch.Tensor] = []
 
     def on_pre_optimizer_step(
-        self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: torch.nn.Module,
+        **_: Any,
     ) -> None:
-        parts = [
-            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for parameter in model.parameters()
-        ]
-        self.kept.append(torch.cat([part.detach().float().flatten() for part in parts]))
+        parts = []
+        for parameter in model.parameters():
+            gradient = parameter.grad
+            if gradient is None:
+                gradient = torch.zeros_like(parameter)
+            parts.append(gradient.detach().float().flatten())
+        self.of_updates.append(torch.cat(parts))
 
 
 def gradients(
-    kind: str, policy: Path, folder: Path, order: int = 0, **settings: Any
+    trainer_name: str, policy: Path, folder: Path, order: int = 0, **settings: Any
 ) -> list[torch.Tensor]:
     """The gradient of each update of one trainer, completions forced.
 
     Args:
-        kind (`str`): `trl`, `ours`, or `espl` (a population of one prompt that does not change).
+        trainer_name (`str`): `trl`, `ours`, or `espl` (a population of one prompt that does not change).
         policy (`Path`): The model.
         folder (`Path`): Where it may write.
         order (`int`, *optional*, defaults to `0`): Seed of the order in which a batch's rows are put.
         **settings: Of [`~trl.GRPOConfig`].
     """
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    seen = Counter[tuple[int, ...]]()
+
+    # The forced completions, and the functions by which the trainers get them.
+    completion_counts = Counter[tuple[int, ...]]()
 
     def completion(prompt: Sequence[int]) -> list[int]:
-        """The next completion of a prompt: as many tokens, ended or cut off, as its number in the group says."""
-        seen[tuple(prompt)] += 1
-        number = seen[tuple(prompt)]
-        draw = torch.Generator().manual_seed(1000 * len(prompt) + number)
-        ids = torch.randint(
-            20, len(tokenizer) - 20, (2 + 3 * number % LONGEST,), generator=draw
-        ).tolist()
-        return (
-            [*ids[: LONGEST - 1], tokenizer.eos_token_id] if number % 2 else [*ids, *ids][:LONGEST]
-        )
+        """The next completion of a prompt: its number in the group sets its length, and whether it has an end."""
+        completion_counts[tuple(prompt)] += 1
+        number = completion_counts[tuple(prompt)]
+        generator = torch.Generator().manual_seed(1000 * len(prompt) + number)
+        length = 2 + 3 * number % LONGEST
+        ids = torch.randint(20, len(tokenizer) - 20, (length,), generator=generator).tolist()
+        if number % 2:
+            return [*ids[: LONGEST - 1], tokenizer.eos_token_id]
+        return [*ids, *ids][:LONGEST]
 
     def reward(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
         torch.manual_seed(order)  # the next use of it is the order of the batch's rows
         return [float(sum(ids) % 7) for ids in completion_ids]
 
     class Forced(GRPOTrainer):
-        def _generate_single_turn(self, prompt_ids: Any, *_: Any, **__: Any) -> Any:
+        def _generate_single_turn(
+            self, prompt_ids: Sequence[Sequence[int]], *_: Any, **__: Any
+        ) -> tuple[list[list[int]], None]:
             return [completion(ids) for ids in prompt_ids], None
 
-    def sample(requests: Sequence[Any]) -> list[Sample]:
-        written = [completion(request.context) for request in requests]
-        return [Sample(ids, finished=ids[-1] == tokenizer.eos_token_id) for ids in written]
+    def sample(requests: Sequence[SampleRequest]) -> list[Sample]:
+        completions = [completion(request.context) for request in requests]
+        return [Sample(ids, finished=ids[-1] == tokenizer.eos_token_id) for ids in completions]
 
-    config = {"trl": GRPOConfig, "ours": MultiTurnGRPOConfig, "espl": ESPLConfig}[kind]
     arguments = {
         "output_dir": str(folder),
         "num_generations": GROUP,
@@ -120,41 +136,51 @@ def gradients(
         "scale_rewards": "group",
         "loss_type": "dapo",
         "beta": 0.0,
-        **({"mode": "rl", "prompts_per_step": 1} if kind == "espl" else {}),
-        **settings,
+        "gradient_accumulation_steps": 1,
     }
-    arguments["per_device_train_batch_size"] = (
-        2 * GROUP // arguments.get("gradient_accumulation_steps", 1)
-    )
-    arguments.setdefault("gradient_accumulation_steps", 1)
-    system = [] if kind == "espl" else [{"role": "system", "content": SYSTEM}]
+
+    # The classes. ESPLTrainer puts the system prompt in itself; the other two read it in the rows.
+    system = [{"role": "system", "content": SYSTEM}]
+    options: dict[str, Any] = {}
+    if trainer_name == "trl":
+        trainer_class = Forced
+        config_class = GRPOConfig
+    elif trainer_name == "ours":
+        trainer_class = MultiTurnGRPOTrainer
+        config_class = MultiTurnGRPOConfig
+        options = {"environment": None}
+    else:
+        trainer_class = ESPLTrainer
+        config_class = ESPLConfig
+        options = {"environment": None, "initial_prompt": SYSTEM}
+        arguments |= {"mode": "rl", "prompts_per_step": 1}
+        system = []
+    arguments |= settings
+    accumulation = arguments["gradient_accumulation_steps"]
+    arguments["per_device_train_batch_size"] = 2 * GROUP // accumulation
     rows = [{"prompt": [*system, {"role": "user", "content": question}]} for question in QUESTIONS]
-    made: dict[str, Any] = {
-        "trl": {},
-        "ours": {"environment": None},
-        "espl": {"environment": None, "initial_prompt": SYSTEM},
-    }[kind]
-    kept = _Gradients()
-    trainer = {"trl": Forced, "ours": MultiTurnGRPOTrainer, "espl": ESPLTrainer}[kind](
+
+    callback = _Gradients()
+    trainer = trainer_class(
         model=AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32),
         reward_funcs=reward,
-        args=config(**arguments),
+        args=config_class(**arguments),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        callbacks=[kept],
-        **made,
+        callbacks=[callback],
+        **options,
     )
-    if kind != "trl":
+    if trainer_name != "trl":
         assert trainer.spec.grammar == FreeText(), "one turn, whatever is in it"
         trainer.policy = BatchEngine(sample, on_callers_thread=True)
     trainer.train()
-    return kept.kept
+    return callback.of_updates
 
 
-def apart(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> float:
+def largest_difference(theirs: Sequence[torch.Tensor], ours: Sequence[torch.Tensor]) -> float:
     """The largest difference of two trainers' gradients, of all updates."""
-    assert len(one) == len(other) == 2
-    return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
+    assert len(theirs) == len(ours) == 2
+    return max(float((a - b).abs().max()) for a, b in zip(theirs, ours, strict=True))
 
 
 def grid() -> Iterator[dict[str, Any]]:
@@ -168,10 +194,12 @@ def grid() -> Iterator[dict[str, Any]]:
         }
 
 
-def compared(settings: dict[str, Any], policy: Path, folder: Path) -> dict[str, float]:
+def compare(settings: dict[str, Any], policy: Path, folder: Path) -> dict[str, float]:
     """Both trainers under one setting: the gradient's largest entry, and the largest difference."""
-    theirs, ours = (gradients(kind, policy, folder / kind, **settings) for kind in ("trl", "ours"))
-    return {"largest": max(float(one.abs().max()) for one in theirs), "apart": apart(theirs, ours)}
+    theirs = gradients("trl", policy, folder / "trl", **settings)
+    ours = gradients("ours", policy, folder / "ours", **settings)
+    largest = max(float(gradient.abs().max()) for gradient in theirs)
+    return {"largest": largest, "apart": largest_difference(theirs, ours)}
 
 
 def main() -> int:
@@ -186,18 +214,15 @@ def main() -> int:
         for settings in grid():
             label = " ".join(str(value) for value in settings.values())
             try:
-                results[label] = compared(settings, folder / "policy", folder)
+                results[label] = compare(settings, folder / "policy", folder)
             except ValueError as error:  # a combination that TRL refuses
                 results[label] = {"refused": str(error)}
             print(label, results[label], flush=True)
     if options.json:
         print(json.dumps({"same_gradient": results}))
-    far = [
-        result
-        for result in results.values()
-        if "apart" in result and result["apart"] > ROUNDING * max(1.0, result["largest"])
-    ]
-    return 1 if far else 0
+    compared = [result for result in results.values() if "apart" in result]
+    differs = any(result["apart"] > ROUNDING * max(1.0, result["largest"]) for result in compared)
+    return 1 if differs else 0
 
 
 if __name__ == "__main__":

@@ -11,15 +11,17 @@ import importlib.util
 import json
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import trl
 from trl.trainer.base_config import _BaseConfig
 
 from agentic_prompting import MultiTurnGRPOTrainer
 from agentic_prompting.trainers import MultiTurnGRPOConfig
 
-_HOW = json.loads(os.environ["TRL_SUITE"])
+_SETTINGS = json.loads(os.environ["TRL_SUITE"])
 _OUTCOMES: dict[str, list[str]] = {}  # by test: how it ended, and the error's last line
 
 
@@ -33,40 +35,41 @@ class MovedOver(MultiTurnGRPOTrainer):
         super().__init__(*positional, **named)
 
 
-def _is_available(name: str) -> Any:
+def _is_available(name: str) -> Callable[[], bool]:
     """`is_X_available` for an X that only the checkout's version of TRL knows to ask for: whether it can be imported.
     A checkout need not be of the installed version."""
-    if found := re.fullmatch(r"is_(\w+)_available", name):
-        return lambda: importlib.util.find_spec(found[1]) is not None
-    raise AttributeError(name)
+    match = re.fullmatch(r"is_(\w+)_available", name)
+    if match is None:
+        raise AttributeError(name)
+    return lambda: importlib.util.find_spec(match[1]) is not None
 
 
 importlib.import_module("trl.import_utils").__getattr__ = _is_available  # type: ignore[method-assign]
-if _HOW["trainer"] == "ours":
+if _SETTINGS["trainer"] == "ours":
     trl.GRPOTrainer = MovedOver
     trl.GRPOConfig = MultiTurnGRPOConfig
 
-if not _HOW["bf16"]:
-    _before = _BaseConfig.__post_init__
+if not _SETTINGS["bf16"]:
+    _trl_post_init = _BaseConfig.__post_init__
 
-    def _without(self: Any) -> None:
+    def _post_init_without_bf16(self: _BaseConfig) -> None:
         self.bf16 = bool(self.bf16)  # options that are not set are None
-        _before(self)
+        _trl_post_init(self)
 
-    _BaseConfig.__post_init__ = _without
+    _BaseConfig.__post_init__ = _post_init_without_bf16
 
 
-def pytest_runtest_logreport(report: Any) -> None:
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     name = report.nodeid.partition("::")[2]
     if report.failed:
         crash = getattr(report.longrepr, "reprcrash", None)
-        _OUTCOMES[name] = ["failed", _one_line(str(crash.message if crash else report.longrepr))]
+        message = crash.message if crash else report.longrepr
+        _OUTCOMES[name] = ["failed", _one_line(str(message))]
     elif report.skipped:
-        reason = (
-            report.longrepr[-1]
-            if isinstance(report.longrepr, tuple)
-            else getattr(report, "wasxfail", "")
-        )
+        if isinstance(report.longrepr, tuple):
+            reason = report.longrepr[-1]
+        else:
+            reason = getattr(report, "wasxfail", "")
         _OUTCOMES.setdefault(name, ["skipped", _one_line(str(reason))])
     elif report.when == "call":
         _OUTCOMES.setdefault(name, ["passed", ""])
@@ -75,7 +78,7 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 
 def _write() -> None:
-    with open(_HOW["outcomes"], "w", encoding="utf-8") as file:
+    with open(_SETTINGS["outcomes"], "w", encoding="utf-8") as file:
         json.dump(_OUTCOMES, file)
 
 

@@ -49,28 +49,28 @@ Outcomes = Mapping[str, tuple[str, str]]
 
 def intended(name: str) -> str | None:
     """Why a test is not passed on purpose; `None` if it is to be passed."""
-    return next((reason for pattern, reason in INTENDED.items() if re.search(pattern, name)), None)
+    for pattern, reason in INTENDED.items():
+        if re.search(pattern, name):
+            return reason
+    return None
 
 
-def compared(theirs: Outcomes, ours: Outcomes) -> dict[str, Any]:
+def compare(theirs: Outcomes, ours: Outcomes) -> dict[str, Any]:
     """How many tests TRL's class passes, how many of these ours passes, and where it does not.
 
     Args:
         theirs, ours (`Mapping`): By test, how it ended (`passed`, `failed`, `skipped`) and with which message.
     """
     passed = [name for name, (outcome, _) in theirs.items() if outcome == "passed"]
-    found = {name: ours.get(name, ("not run", "")) for name in passed}
-    lost = {
-        name: message or outcome
-        for name, (outcome, message) in found.items()
-        if outcome != "passed"
-    }
+    differences = {}
+    for name in passed:
+        outcome, message = ours.get(name, ("not run", ""))
+        if outcome != "passed":
+            differences[name] = {"error": message or outcome, "intended": intended(name)}
     return {
         "trl_passes": len(passed),
-        "ours_passes": len(passed) - len(lost),
-        "differences": {
-            name: {"error": error, "intended": intended(name)} for name, error in lost.items()
-        },
+        "ours_passes": len(passed) - len(differences),
+        "differences": differences,
     }
 
 
@@ -79,42 +79,35 @@ def run_tests(
 ) -> dict[str, tuple[str, str]]:
     """Run the tests in `folder`, which holds the models under their names, with one of the two classes."""
     outcomes = folder / f"outcomes_{trainer}_{'bf16' if bf16 else 'float32'}.json"
-    how = {"trainer": trainer, "bf16": bf16, "outcomes": str(outcomes)}
-    offline = {
+
+    # The plugin, where it is and what it is to do; nothing is downloaded.
+    settings = {"trainer": trainer, "bf16": bf16, "outcomes": str(outcomes)}
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    environment = {
+        **os.environ,
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
         "HF_DATASETS_CACHE": str(folder / "cache"),
+        "PYTHONPATH": path,
+        "TRL_SUITE": json.dumps(settings),
     }
-    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        f"tests/{TESTS}",
-        "-p",
-        "trl_plugin",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-    ]
-    options = [
-        "-m",
-        "not slow",
-        "--tb=short",
-        f"--basetemp={folder / 'scratch'}",
-        *(["-k", keyword] if keyword else []),
-    ]
-    done = subprocess.run(
-        [*command, *options],
+    command = [sys.executable, "-m", "pytest", f"tests/{TESTS}"]
+    command += ["-p", "trl_plugin", "-p", "no:cacheprovider", "-q"]
+    command += ["-m", "not slow", "--tb=short", f"--basetemp={folder / 'scratch'}"]
+    if keyword:
+        command += ["-k", keyword]
+
+    run = subprocess.run(
+        command,
         cwd=folder,
-        env={**os.environ, **offline, "PYTHONPATH": path, "TRL_SUITE": json.dumps(how)},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     summary = json.loads(outcomes.read_text(encoding="utf-8")) if outcomes.exists() else {}
     if not summary:
-        raise SystemExit(f"no test was run:\n{done.stdout[-3000:]}")
+        raise SystemExit(f"no test was run:\n{run.stdout[-3000:]}")
     return {name: (outcome, message) for name, (outcome, message) in summary.items()}
 
 
@@ -133,10 +126,11 @@ def lay_out(checkout: Path, folder: Path) -> None:
 def show(setting: str, result: Mapping[str, Any]) -> None:
     """One setting's result as text."""
     print(f"{setting}: TRL's class passes {result['trl_passes']}, ours {result['ours_passes']}")
-    for name, why in result["differences"].items():
-        print(
-            f"  {name}: {'intended: ' + why['intended'] if why['intended'] else 'NOT INTENDED: ' + why['error']}"
-        )
+    for name, difference in result["differences"].items():
+        if difference["intended"]:
+            print(f"  {name}: intended: {difference['intended']}")
+        else:
+            print(f"  {name}: NOT INTENDED: {difference['error']}")
 
 
 def main() -> int:
@@ -153,25 +147,23 @@ def main() -> int:
     parser.add_argument("--keyword", default="", help="only tests that match, as pytest's -k")
     parser.add_argument("--json", action="store_true", help="the result as one line of JSON, last")
     options = parser.parse_args()
+    settings = ("on", "off") if options.bf16 == "both" else (options.bf16,)
     results = {}
+    is_explained = True
     with tempfile.TemporaryDirectory(prefix="trl_suite_") as name:
         folder = Path(name)
         lay_out(options.checkout, folder)
-        for setting in ("on", "off") if options.bf16 == "both" else (options.bf16,):
-            theirs, ours = (
-                run_tests(folder, one, setting == "on", options.keyword) for one in ("trl", "ours")
-            )
-            results[f"bf16={setting}"] = compared(theirs, ours)
-            show(f"bf16={setting}", results[f"bf16={setting}"])
+        for setting in settings:
+            theirs = run_tests(folder, "trl", setting == "on", options.keyword)
+            ours = run_tests(folder, "ours", setting == "on", options.keyword)
+            result = compare(theirs, ours)
+            for difference in result["differences"].values():
+                is_explained &= difference["intended"] is not None
+            results[f"bf16={setting}"] = result
+            show(f"bf16={setting}", result)
     if options.json:
         print(json.dumps(results))
-    unexplained = [
-        name
-        for result in results.values()
-        for name, why in result["differences"].items()
-        if why["intended"] is None
-    ]
-    return 1 if unexplained else 0
+    return 0 if is_explained else 1
 
 
 if __name__ == "__main__":

@@ -146,24 +146,25 @@ _LINES = [
 _TESTS = 2  # rows of the split `test`
 
 
-def make_all(folder: Path, wanted: str) -> list[str]:
+def make_all(folder: Path, tests: str) -> list[str]:
     """Make the data set and the models in `folder`.
 
     Args:
         folder (`Path`): Gets a folder for each, under its name on the hub.
-        wanted (`str`): Only models whose names are in this text are made.
+        tests (`str`): The text of the tests. Only models whose names are in it are made.
 
     Returns:
         `list[str]`: The names of what could not be made with this transformers.
     """
     _make_zen(folder / OWNER / "zen")
     missing = []
-    for name, config, arguments, (template, end) in _MODELS:
-        if name not in wanted:
+    for name, config_class, arguments, (template, end) in _MODELS:
+        if name not in tests:
             continue
         try:
             size = SIZE if "Qwen3" in name else SMALL_SIZE
-            _make_model(folder / OWNER / name, config, arguments, tokenizer(template, end, size))
+            fast = tokenizer(template, end, size)
+            _make_model(folder / OWNER / name, config_class, arguments, fast)
         except Exception as error:  # one architecture less is not a reason to run none
             missing.append(f"{name}: {type(error).__name__}: {error}")
     return missing
@@ -180,54 +181,57 @@ def tokenizer(template: str | None, end: str, size: int = SIZE) -> PreTrainedTok
         size (`int`, *optional*, defaults to `SIZE`): How many tokens. In a smaller one all added tokens move down.
     """
     shift = SIZE - size
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+    # The vocabulary: bytes, Qwen's words, and words of letters for all other ids below the added tokens'.
     symbols = _byte_symbols()
     vocabulary = {symbols[byte]: number for number, byte in enumerate(_byte_order())}
-    for number, word in _WORDS.items() if size == SIZE else ():
-        vocabulary["".join(symbols[byte] for byte in word.encode())] = number
-    taken = set(vocabulary.values())
-    fill = _other_words(set(vocabulary))
-    vocabulary |= {next(fill): number for number in range(PAD - shift) if number not in taken}
+    if size == SIZE:
+        for number, word in _WORDS.items():
+            vocabulary["".join(symbols[byte] for byte in word.encode())] = number
+    free_ids = set(range(PAD - shift)) - set(vocabulary.values())
+    vocabulary |= dict(zip(_unused_words(set(vocabulary)), sorted(free_ids), strict=False))
+
+    base = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    base.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    base.decoder = decoders.ByteLevel()
+
+    # Added tokens get the next free id.
     added = {PAD: "<|endoftext|>", START: "<|im_start|>", END: end, **_TAGS}
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    made.pre_tokenizer = byte_level
-    made.decoder = decoders.ByteLevel()
-    for number in range(PAD, SIZE):  # added tokens get the next free id
+    for number in range(PAD, SIZE):
         text = added.get(number, f"<|extra_{number}|>")
-        made.add_tokens([AddedToken(text, special=number not in _TAGS, normalized=False)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=end, pad_token=added[PAD])
+        base.add_tokens([AddedToken(text, special=number not in _TAGS, normalized=False)])
+
+    fast = PreTrainedTokenizerFast(tokenizer_object=base, eos_token=end, pad_token=added[PAD])
+    fast.chat_template = _CHATML
     path = Path(trl.__file__).parent / "chat_templates" / f"{template}.jinja"
-    fast.chat_template = path.read_text(encoding="utf-8") if template and path.exists() else _CHATML
+    if template and path.exists():
+        fast.chat_template = path.read_text(encoding="utf-8")
     return fast
 
 
 def _make_model(
-    folder: Path, config: str, arguments: dict[str, Any], fast: PreTrainedTokenizerFast
+    folder: Path, config_class: str, arguments: dict[str, Any], fast: PreTrainedTokenizerFast
 ) -> None:
     torch.manual_seed(0)
-    ends = {
-        "eos_token_id": fast.eos_token_id,
-        "pad_token_id": fast.pad_token_id,
-        "bos_token_id": None,
-    }
-    ends["vocab_size"] = len(fast)
-    made = getattr(transformers, config)(**{**arguments, **ends})
-    kind = transformers.AutoModelForCausalLM
+    config = getattr(transformers, config_class)(
+        **arguments,
+        eos_token_id=fast.eos_token_id,
+        pad_token_id=fast.pad_token_id,
+        bos_token_id=None,
+        vocab_size=len(fast),
+    )
+    model_class = transformers.AutoModelForCausalLM
     if "SequenceClassification" in folder.name:
-        kind = transformers.AutoModelForSequenceClassification
-        made.num_labels = 1
-    kind.from_config(made).save_pretrained(folder)
+        model_class = transformers.AutoModelForSequenceClassification
+        config.num_labels = 1
+    model_class.from_config(config).save_pretrained(folder)
     fast.save_pretrained(folder)
 
 
 def _make_zen(folder: Path) -> None:
     """Two forms of the same prompts, as `load_dataset(folder, form, split=...)` reads them."""
-    forms = {
-        "standard_prompt_only": _LINES,
-        "conversational_prompt_only": [
-            [{"role": "user", "content": f"{line} what?"}] for line in _LINES
-        ],
-    }
+    conversations = [[{"role": "user", "content": f"{line} what?"}] for line in _LINES]
+    forms = {"standard_prompt_only": _LINES, "conversational_prompt_only": conversations}
     card = ["---", "configs:"]
     for form, prompts in forms.items():
         (folder / form).mkdir(parents=True)
@@ -241,21 +245,23 @@ def _make_zen(folder: Path) -> None:
 
 def _byte_order() -> list[int]:
     """The bytes in the order of their ids: those that print first, as GPT-2 has them."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    return shown + [byte for byte in range(256) if byte not in shown]
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    return printable + [byte for byte in range(256) if byte not in printable]
 
 
 def _byte_symbols() -> dict[int, str]:
     """The character that stands for each byte in a byte-level vocabulary."""
-    order = _byte_order()
-    return {
-        byte: chr(byte if place < 188 else 256 + place - 188) for place, byte in enumerate(order)
-    }
+    symbols = {}
+    for number, byte in enumerate(_byte_order()):
+        is_printable = number < 188
+        symbols[byte] = chr(byte) if is_printable else chr(256 + number - 188)
+    return symbols
 
 
-def _other_words(taken: set[str]) -> Iterator[str]:
-    """Short words that fill a vocabulary."""
+def _unused_words(vocabulary: set[str]) -> Iterator[str]:
+    """Short words that are not in a vocabulary yet."""
     for length in range(2, 5):
         for letters in product(ascii_lowercase, repeat=length):
-            if (word := "".join(letters)) not in taken:
+            word = "".join(letters)
+            if word not in vocabulary:
                 yield word

@@ -42,7 +42,7 @@ def test_only_what_trls_class_passes_counts(benchmark, monkeypatch):
         "T::test_images[x]": ("failed", "ValueError"),
         "T::test_gpu": ("skipped", "no GPU"),
     }
-    figures = suite.compared(theirs, ours)
+    figures = suite.compare(theirs, ours)
     assert (figures["trl_passes"], figures["ours_passes"]) == (4, 1)
     assert figures["differences"] == {
         "T::test_b": {"error": "AssertionError", "intended": None},

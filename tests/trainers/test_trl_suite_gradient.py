@@ -36,7 +36,7 @@ GRID = [
 @pytest.mark.parametrize("loss, beta, level, accumulation", GRID)
 def test_same_gradient(gradient, tiny_policy, tmp_path, loss, beta, level, accumulation):
     settings = {"loss_type": loss, "beta": beta, "importance_sampling_level": level}
-    comparison = gradient.compared(
+    comparison = gradient.compare(
         {**settings, "gradient_accumulation_steps": accumulation}, tiny_policy, tmp_path
     )
     assert comparison["largest"] > 1e-3, "there is a gradient"
@@ -47,7 +47,7 @@ def test_another_setting_is_another_gradient(gradient, tiny_policy, tmp_path):
     """What the comparisons above would see."""
     theirs = gradient.gradients("trl", tiny_policy, tmp_path / "trl", beta=0.1)
     ours = gradient.gradients("ours", tiny_policy, tmp_path / "ours", beta=0.0)
-    assert gradient.apart(theirs, ours) > 100 * gradient.ROUNDING
+    assert gradient.largest_difference(theirs, ours) > 100 * gradient.ROUNDING
 
 
 def test_under_autocast_it_is_as_near_as_trl_is_to_itself(gradient, tiny_policy, tmp_path):
@@ -55,8 +55,8 @@ def test_under_autocast_it_is_as_near_as_trl_is_to_itself(gradient, tiny_policy,
         gradient.gradients(kind, tiny_policy, tmp_path / kind, order, bf16=True)
         for kind, order in (("trl", 0), ("trl", 1), ("ours", 0))
     )
-    noise = gradient.apart(theirs, other_order)
-    assert noise > 0 and gradient.apart(theirs, ours) <= noise
+    noise = gradient.largest_difference(theirs, other_order)
+    assert noise > 0 and gradient.largest_difference(theirs, ours) <= noise
 
 
 def test_a_population_of_one_unchanging_prompt_is_grpo_with_that_system_prompt(
@@ -69,4 +69,4 @@ def test_a_population_of_one_unchanging_prompt_is_grpo_with_that_system_prompt(
         for kind in ("trl", "ours", "espl")
     )
     assert all(torch.equal(a, b) for a, b in zip(ours, espl, strict=True)), "to the bit"
-    assert gradient.apart(theirs, espl) <= gradient.ROUNDING
+    assert gradient.largest_difference(theirs, espl) <= gradient.ROUNDING

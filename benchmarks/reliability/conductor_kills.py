@@ -45,10 +45,15 @@ VARIANT = VARIANTS["references"]
 
 
 def workers_replies() -> Callable[[dict[str, Any]], str]:
-    """What the server replies: the worker that a request names as its model."""
+    """The server's replies: those of the worker that a request names as its model."""
     facts = Facts()
-    workers = {kind: ScriptedWorker(facts, kind, wordings=VARIANT.wordings) for kind in DESCRIPTION}
-    return lambda request: workers[request["model"]].answer(request["messages"][-1]["content"])
+    workers = {name: ScriptedWorker(facts, name, wordings=VARIANT.wordings) for name in DESCRIPTION}
+
+    def reply(request: dict[str, Any]) -> str:
+        worker = workers[request["model"]]
+        return worker.answer(request["messages"][-1]["content"])
+
+    return reply
 
 
 def live(policy: str, folder: str, url: str, steps: int, mode: str) -> None:
@@ -63,7 +68,7 @@ def live(policy: str, folder: str, url: str, steps: int, mode: str) -> None:
     facts = Facts()
     rows, _ = make_split(TUNING_SEEDS[0], 64, 1, facts)
     cache = ReplayCache(Path(folder) / "replies.sqlite")
-    chats: dict[str, Any] = {kind: OpenAIChat(kind, url, cache=cache) for kind in DESCRIPTION}
+    chats = {name: OpenAIChat(name, url, cache=cache) for name in DESCRIPTION}
     limits = AgentSpec.load(policy).limits
     trainer = trainer_for(
         policy,

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,18 @@ class Size:
 
 
 QUICK = Size(
-    calls=300, latency=5.0, repeats=1, outage=4.0, kills=1, kill_steps=3, texts=500, forged=20
+    calls=300,
+    latency=5.0,
+    repeats=1,
+    outage=4.0,
+    kills=1,
+    kill_steps=3,
+    texts=500,
+    forged=20,
+    lead_kills=1,
+    lead_steps=3,
+    every_change=False,
 )
-QUICK = replace(QUICK, lead_kills=1, lead_steps=3, every_change=False)
 
 # --- helpers ------------------------------------------------------------------------------------------------------
 
@@ -62,8 +71,9 @@ QUICK = replace(QUICK, lead_kills=1, lead_steps=3, every_change=False)
 @contextlib.contextmanager
 def server_process(**options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """A misbehaving server of its own process: its address, and what it counted, filled in at the end."""
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "support.misbehaving", *words]
+    command = [sys.executable, "-m", "support.misbehaving"]
+    for name, value in options.items():
+        command += [f"--{name}", str(value)]
     process = subprocess.Popen(
         command, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -147,8 +157,8 @@ def every_fault() -> int:
 
 
 def concurrency(size: Size, in_flight: int = 1024) -> dict[str, Any]:
-    """As many calls at once as the issue asks for, against a server of another process that takes `latency` seconds."""
-    seen = []
+    """Many calls at once, against a server in another process that takes `latency` seconds for each."""
+    measurements = []
     with (
         server_process(latency=size.latency) as (url, _),
         OpenAIChat("m", url, max_concurrency=in_flight, timeout=120) as chat,
@@ -173,7 +183,7 @@ def concurrency(size: Size, in_flight: int = 1024) -> dict[str, Any]:
             done.set()
             watcher.join()
             assert all(reply.error is None for reply in replies.values())
-            seen.append(
+            measurements.append(
                 {
                     "ratio_to_latency": seconds / size.latency,
                     "extra_mb": peak[0] - baseline,
@@ -181,13 +191,14 @@ def concurrency(size: Size, in_flight: int = 1024) -> dict[str, Any]:
                     "processor_ms_a_call": 1000 * (time.process_time() - processor) / in_flight,
                 }
             )
-    middle = {name: round(statistics.median(one[name] for one in seen), 3) for name in seen[0]}
-    return {
-        "in_flight": in_flight,
-        "latency": size.latency,
-        **middle,
-        "extra_mb": max(one["extra_mb"] for one in seen),
-    }
+
+    # The median of each figure, but the most of the memory.
+    result: dict[str, Any] = {"in_flight": in_flight, "latency": size.latency}
+    for name in measurements[0]:
+        median = statistics.median(measurement[name] for measurement in measurements)
+        result[name] = round(median, 3)
+    result["extra_mb"] = max(measurement["extra_mb"] for measurement in measurements)
+    return result
 
 
 def outage(size: Size, policy: Path, folder: Path) -> dict[str, Any]:
@@ -426,7 +437,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     args = parser.parse_args()
     started = time.perf_counter()
-    result = measure(replace(QUICK) if args.quick else Size())
+    result = measure(QUICK if args.quick else Size())
     print(table(result))
     print(
         f"\n{time.perf_counter() - started:.0f} s in all, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"

@@ -29,7 +29,7 @@ from agentic_prompting.interop.trl import TRLEnvironment  # noqa: E402
 from agentic_prompting.interop.user import Dialogue, UserSimulator  # noqa: E402
 from agentic_prompting.llm import ScriptedChat  # noqa: E402
 from agentic_prompting.llm.loop import run  # noqa: E402
-from agentic_prompting.rollout import (  # noqa: E402  # noqa: E402
+from agentic_prompting.rollout import (  # noqa: E402
     AgentSpec,
     ChatFormat,
     Rollout,
@@ -97,7 +97,7 @@ def serve_messages(form: ChatFormat, text: str) -> list[int]:
 
 
 def serve_history(form: ChatFormat, text: str) -> list[int]:
-    """What the client says that the agent has written, where only special tokens count."""
+    """The client's version of what the agent wrote; here only special tokens count."""
     messages = [{"role": role, "content": text} for role in ("user", "assistant", "user")]
     return _special_of(form, form.prompt_ids(conversation(SPEC, messages)))  # type: ignore[arg-type]
 
@@ -105,13 +105,13 @@ def serve_history(form: ChatFormat, text: str) -> list[int]:
 def evolved_prompt(form: ChatFormat, text: str) -> list[int]:
     """A system prompt that a large LLM wrote: it may hold tags such as <think>, no special token."""
     form = ChatFormat(form.tokenizer, trusted_texts=[*SPEC.trusted_texts, text])
-    return _special_of(
-        form, form.prompt_ids(SystemPrompt(text).messages(SPEC.messages({"question": HARMLESS})))
-    )
+    messages = SystemPrompt(text).messages(SPEC.messages({"question": HARMLESS}))
+    return _special_of(form, form.prompt_ids(messages))
 
 
 def _special_of(form: ChatFormat, ids: list[int]) -> list[int]:
-    return [token for token in ids if token in set(form.tokenizer.all_special_ids)]
+    special = set(form.tokenizer.all_special_ids)
+    return [token for token in ids if token in special]
 
 
 @contextmanager
@@ -119,20 +119,20 @@ def openenv_door() -> Iterator[Door]:
     """An OpenEnv server on loopback whose first observation is the text."""
     from aiohttp import web
 
-    said = [""]
+    observed = ""
 
-    async def schema(request: Any) -> Any:
+    async def schema(request: web.Request) -> web.Response:
         return web.json_response({"action": {"type": "object", "properties": {}}})
 
-    async def session(request: Any) -> Any:
+    async def session(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         async for _ in socket:
-            data = {"observation": {"said": said[0]}, "reward": None, "done": False}
+            data = {"observation": {"said": observed}, "reward": None, "done": False}
             await socket.send_json({"type": "observation", "data": data})
         return socket
 
-    async def started() -> tuple[Any, int]:
+    async def start() -> tuple[web.AppRunner, int]:
         app = web.Application()
         app.add_routes([web.get("/schema", schema), web.get("/ws", session)])
         runner = web.AppRunner(app)
@@ -141,16 +141,17 @@ def openenv_door() -> Iterator[Door]:
         await site.start()
         return runner, site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
 
-    async def reset(environment: OpenEnv) -> Any:
+    async def reset(environment: OpenEnv) -> dict[str, Any]:
         row = await environment.reset({"prompt": SPEC.messages({"question": HARMLESS})})
         await row["environments"].get_reward()  # ends the session
         return row
 
-    runner, port = run(started())
+    runner, port = run(start())
     environment = OpenEnv(f"http://127.0.0.1:{port}")
 
     def door(form: ChatFormat, text: str) -> list[int]:
-        said[0] = text
+        nonlocal observed
+        observed = text
         return form.prompt_ids(run(reset(environment))["prompt"])
 
     try:
@@ -160,11 +161,14 @@ def openenv_door() -> Iterator[Door]:
 
 
 DOORS: dict[str, Door] = {
-    one.__name__: one
-    for one in (
-        *(question, prompt_messages, reset_messages, trl_reset, user_observation),
-        *(serve_messages, serve_history, evolved_prompt),
-    )
+    "question": question,
+    "prompt_messages": prompt_messages,
+    "reset_messages": reset_messages,
+    "trl_reset": trl_reset,
+    "user_observation": user_observation,
+    "serve_messages": serve_messages,
+    "serve_history": serve_history,
+    "evolved_prompt": evolved_prompt,
 }
 
 
@@ -181,22 +185,21 @@ def format_of(family: str) -> ChatFormat:
 def forges(door: Door, family: str, text: str) -> bool:
     """Whether a text brings other special tokens through a door than a harmless one does."""
     form = format_of(family)
-    found, harmless = (added_tokens(form, door(form, one)) for one in (text, HARMLESS))
-    return found != harmless
+    tokens = added_tokens(form, door(form, text))
+    harmless_tokens = added_tokens(form, door(form, HARMLESS))
+    return tokens != harmless_tokens
 
 
 def forged_tokens(count: int = 200) -> dict[str, Any]:
     """Hostile texts that forged a token, by door; `total` counts all of them."""
+    families = list(FAMILIES)
+    counts = {}
     with openenv_door() as openenv:
-        doors = {**DOORS, "openenv_reset": openenv}
-        found = {
-            name: sum(
-                forges(door, list(FAMILIES)[number % len(FAMILIES)], text)
-                for number, text in enumerate(hostile_texts(count, seed=7))
-            )
-            for name, door in doors.items()
-        }
-    return {"total": sum(found.values()), "doors": len(found), "texts": count, "by_door": found}
+        for name, door in {**DOORS, "openenv_reset": openenv}.items():
+            counts[name] = 0
+            for number, text in enumerate(hostile_texts(count, seed=7)):
+                counts[name] += forges(door, families[number % len(families)], text)
+    return {"total": sum(counts.values()), "doors": len(counts), "texts": count, "by_door": counts}
 
 
 def main() -> None:

@@ -59,7 +59,7 @@ class Styled(ScriptedAgent):
         super().__init__(byte_format())
         self.style = style
         self.fault = fault
-        self.asked = 0
+        self.calls_with_tools = 0
         self.last = time.monotonic()
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -70,39 +70,42 @@ class Styled(ScriptedAgent):
         return call if self.style == "plain" else f"<think>\nI think.\n</think>\n\n{call}"
 
     def turn(self, text: str) -> str:
-        said = super().turn(text)
-        self.asked += "<tools>" in text
-        if self.asked < 2 or "<tools>" not in text:
-            return said
+        turn = super().turn(text)
+        has_tools = "<tools>" in text
+        self.calls_with_tools += has_tools
+        if not has_tools or self.calls_with_tools < 2:
+            return turn
         if self.fault == "empty":
             return ""
-        return said.replace('"}', '"', 1) if self.fault == "broken_json" else said
+        if self.fault == "broken_json":
+            return turn.replace('"}', '"', 1)
+        return turn
 
     async def __call__(self, request: SampleRequest) -> Sample:
         sample = await super().__call__(request)
         self.last = time.monotonic()
-        if self.fault == "length" and self.asked >= 2:
-            cut = max(1, len(sample.ids) // 2)
-            sample = replace(
-                sample, ids=sample.ids[:cut], logprobs=(sample.logprobs or [])[:cut], finished=False
-            )
-            self.samples[-1] = (self.samples[-1][0], tuple(sample.ids))
+        if self.fault == "length" and self.calls_with_tools >= 2:
+            # The harness gets half of the turn, and that half is what counts as sampled.
+            length = max(1, len(sample.ids) // 2)
+            logprobs = (sample.logprobs or [])[:length]
+            sample = replace(sample, ids=sample.ids[:length], logprobs=logprobs, finished=False)
+            prompt_ids, _ = self.samples[-1]
+            self.samples[-1] = (prompt_ids, tuple(sample.ids))
         return sample
 
 
 def samples_in(rollout: Rollout) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """The samples in the loss, each as the ids before it and its own."""
-    found = []
+    samples = []
     for sequence in rollout.sequences:
-        at = 0
+        start = 0
         for in_loss, run in groupby(sequence.mask):
-            end = at + len(list(run))
+            end = start + len(list(run))
             if in_loss:
-                found.append(
-                    ((*sequence.prompt_ids, *sequence.ids[:at]), tuple(sequence.ids[at:end]))
-                )
-            at = end
-    return found
+                context = (*sequence.prompt_ids, *sequence.ids[:start])
+                samples.append((context, tuple(sequence.ids[start:end])))
+            start = end
+    return samples
 
 
 def measure(name: str, dialect: str) -> dict[str, Any]:
@@ -117,6 +120,8 @@ def measure(name: str, dialect: str) -> dict[str, Any]:
         program.check()
     except NotInstalled as error:
         return {**row, "not_installed": str(error)}
+
+    # A rollout in each style: its samples against those in its loss.
     sums = Counter[str]()
     sequences = 0
     context = 0
@@ -124,26 +129,31 @@ def measure(name: str, dialect: str) -> dict[str, Any]:
         agent = Styled(style)
         started = time.monotonic()
         rollout, _ = play_scripted(program, agent)
-        drawn = Counter(agent.samples)
+        sampled = Counter(agent.samples)
         in_loss = Counter(samples_in(rollout))
-        titles = Counter(
-            one
-            for one, text in zip(agent.samples, agent.prompts, strict=True)
-            if "<tools>" not in text
-        )
-        sums["lost"] += sum((drawn - in_loss - titles).values())
-        sums["twice"] += sum((in_loss - drawn).values())
-        sums["auxiliary_trained"] += sum((in_loss & titles).values())
+        auxiliary: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
+        for sample, text in zip(agent.samples, agent.prompts, strict=True):
+            if "<tools>" not in text:
+                auxiliary[sample] += 1
+        sums["lost"] += sum((sampled - in_loss - auxiliary).values())
+        sums["twice"] += sum((in_loss - sampled).values())
+        sums["auxiliary_trained"] += sum((in_loss & auxiliary).values())
         sums["leaks"] += sum("SECRET42" in text for text in agent.prompts)
         sums["witness_differences"] += int(rollout.counts.get("program/witness_differences", 0))
         sums["not_done"] += (rollout.returned or {}).get("reward") != 1.0
         sequences = max(sequences, len(rollout.sequences))
         context = max(len(ids) for ids, _ in agent.samples[:2])
         row[f"seconds_{style}"] = round(time.monotonic() - started, 1)
-    row |= {"sequences_per_rollout": sequences, **{name: sums[name] for name in COUNTS}}
+
+    row["sequences_per_rollout"] = sequences
+    for count in COUNTS:
+        row[count] = sums[count]
     if not program.harness.trace:
         row["witness_differences"] = None
-    row |= {"looked_up": sorted({*names}), "version": program.harness.version}
+    row["looked_up"] = sorted({*names})
+    row["version"] = program.harness.version
+
+    # A rollout with each fault.
     row["faults"] = {fault: end_of(name, dialect, fault, context) for fault in FAULTS}
     ends = row["faults"].values()
     row["give_up_s"] = max(end["seconds"] for end in ends)
@@ -193,8 +203,10 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
 
 def put_in_path() -> None:
     """The programs that `make foreign` has installed."""
-    folders = [FOREIGN / name / part for name in HARNESSES for part in ("node_modules/.bin", "bin")]
-    os.environ["PATH"] = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
+    folders = []
+    for name in HARNESSES:
+        folders += [str(FOREIGN / name / "node_modules/.bin"), str(FOREIGN / name / "bin")]
+    os.environ["PATH"] = os.pathsep.join([*folders, os.environ["PATH"]])
 
 
 def main() -> None:

@@ -23,9 +23,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ from agentic_prompting.interop import (
     ask_tool,
     resolve_environment,
 )
-from agentic_prompting.llm import LLMError, ScriptedChat, ServerFailed, complete, run
+from agentic_prompting.llm import LLMError, Message, ScriptedChat, ServerFailed, complete, run
 from agentic_prompting.rewards import exact_match_reward
 from agentic_prompting.rollout import (
     AgentSpec,
@@ -58,6 +59,7 @@ from agentic_prompting.rollout import (
     Observation,
     Rollout,
     Sample,
+    SampleRequest,
     play,
     read_rollouts,
 )
@@ -99,8 +101,11 @@ def tool_tokenizer() -> Any:
     """The sandbox's tokenizer, with the tags of native calls."""
     tokenizer = world_tokenizer()
     grammar = ToolGrammar()
-    tags = [f"<{slash}{tag}>" for tag in (grammar.call, grammar.response) for slash in ("", "/")]
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (*tags, CALL, END)])
+    texts = []
+    for tag in (grammar.call, grammar.response):
+        texts += [f"<{tag}>", f"</{tag}>"]
+    texts += [CALL, END]
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in texts])
     return tokenizer
 
 
@@ -113,17 +118,17 @@ def written(
 ) -> tuple[Rollout, bool]:
     """An episode in which these turns are sampled, and whether its tokens equal theirs, one by one."""
     chat_format = ChatFormat(tokenizer, environment.grammar)
-    sampled = [chat_format.turn_ids(turn) for turn in turns]
-    given = iter(sampled)
+    turn_ids = [chat_format.turn_ids(turn) for turn in turns]
+    next_turn = iter(turn_ids)
 
-    async def policy(request: Any) -> Sample:
-        return Sample(next(given))
+    async def policy(request: SampleRequest) -> Sample:
+        return Sample(next(next_turn))
 
     messages = (row or {}).get("prompt") or [{"role": "user", "content": "question : what ?"}]
     rollout = Rollout(chat_format.prompt_ids(messages), row=row or {})
     run(play(rollout, policy, environment, chat_format, Limits(max_turns=len(turns))))
-    own = [token for token, scored in zip(rollout.ids, rollout.mask, strict=True) if scored]
-    return rollout, own == [token for turn in sampled[: len(rollout.turns)] for token in turn]
+    sampled_ids = [token for token, scored in zip(rollout.ids, rollout.mask, strict=True) if scored]
+    return rollout, sampled_ids == list(chain.from_iterable(turn_ids[: len(rollout.turns)]))
 
 
 # --- rows: each returns (worked, token_exact or None, outage_counted) ------------------------------------------------
@@ -167,13 +172,15 @@ def tools_and_llm() -> tuple[bool, bool, bool]:
     both = call("Kenya ?") + call("Kenya ?").replace('"name": "ask"', '"name": "llm"')
     rollout = Rollout([1])
     rollout.add_turn(Sample([1]), environment.grammar.parse(both))
-    said = run(environment.step(rollout))
+    observation = run(environment.step(rollout))
     rollout.turns[-1] = environment.grammar.parse(
         call(DOWN).replace('"name": "ask"', '"name": "llm"')
     )
     exact = played(environment)[1]
     return (
-        "Kenya" in said.text and "Nairobi" in said.text and len(said.replies) == 1,
+        "Kenya" in observation.text
+        and "Nairobi" in observation.text
+        and len(observation.replies) == 1,
         exact,
         bool(run(environment.step(rollout)).error),
     )
@@ -250,11 +257,11 @@ def trl_class() -> tuple[bool, bool, bool]:
 
 
 def simulated_user() -> tuple[bool, bool, bool]:
-    def person(messages: Any) -> Any:
-        said = messages[-1]["content"]
-        if DOWN in said:
+    def person(messages: Sequence[Message]) -> str | ServerFailed:
+        turn = messages[-1]["content"]
+        if DOWN in turn:
             return ServerFailed("down")
-        return "[DONE]" if "Nairobi" in said else "what is the capital ?"
+        return "[DONE]" if "Nairobi" in turn else "what is the capital ?"
 
     environment = UserSimulator(ScriptedChat(person))
     row = {"goal": "the capital of Kenya"}
@@ -423,16 +430,13 @@ def prorefine_served() -> tuple[bool, None, bool]:
         client = openai.OpenAI(
             base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
         )
-        asked = [{"role": "user", "content": "Kenya's capital?"}]
-        worked = (
-            client.chat.completions.create(model="prorefine", messages=asked)
-            .choices[0]
-            .message.content
-        )
+        messages = [{"role": "user", "content": "Kenya's capital?"}]
+        completion = client.chat.completions.create(model="prorefine", messages=messages)
+        worked = completion.choices[0].message.content == "Nairobi"
         try:
-            client.chat.completions.create(model="down", messages=asked)
+            client.chat.completions.create(model="down", messages=messages)
         except openai.APIStatusError as error:
-            return worked == "Nairobi", None, error.status_code in (502, 503)
+            return worked, None, error.status_code in (502, 503)
     return False, None, False
 
 
@@ -489,8 +493,8 @@ def dspy_grpo() -> tuple[bool, bool, bool]:
             save_strategy="no",
         )
         provider = TrainerProvider(
-            lambda **given: MultiTurnGRPOTrainer(
-                model=model, processing_class=tokenizer, args=settings, **given
+            lambda **arguments: MultiTurnGRPOTrainer(
+                model=model, processing_class=tokenizer, args=settings, **arguments
             )
         )
         program = dspy.Predict("question -> answer")
@@ -657,13 +661,11 @@ def warm(folder: Path, seed: int) -> Path:
     seen_world = world_of(questions)
 
     def traces(n: int, rng: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        traces_made = make_traces(
-            questions, n, DEFAULT_MIX, Oracle(seen_world, seed=seed), rng, world=seen_world
-        )
-        native = [
-            {**trace, "turns": [as_tool_calls(turn) for turn in trace["turns"]]}
-            for trace in traces_made
-        ]
+        oracle = Oracle(seen_world, seed=seed)
+        native = []
+        for trace in make_traces(questions, n, DEFAULT_MIX, oracle, rng, world=seen_world):
+            turns = [as_tool_calls(turn) for turn in trace["turns"]]
+            native.append({**trace, "turns": turns})
         return native, native[: len(native) // 2]
 
     steps = WARM_START_STEPS, WARM_START_STEPS // 2

@@ -120,9 +120,9 @@ def random_faults(size: Size) -> dict[str, Any]:
 
 def every_fault() -> int:
     """How many kinds of fault end as they should when they do not stop: in their own error, or in a reply. Each with a
-    client of its own, so that none is judged by what another did to the breaker."""
+    client of its own, so that no other fault has opened its circuit breaker."""
 
-    def met(name: str) -> bool:
+    def ends_as_expected(name: str) -> bool:
         with OpenAIChat("m", server.base_url, timeout=4, max_retries=1) as chat:
             reply = ask_all(chat, [name])[name]
         expected = FAULTS[name].error
@@ -138,20 +138,14 @@ def every_fault() -> int:
         lambda number, request: request["messages"][-1]["content"], hang_seconds=12
     )
     with by_name as server, ThreadPoolExecutor(12) as threads:
-        right = [
-            name
-            for name, as_expected in zip(FAULTS, threads.map(met, FAULTS), strict=True)
-            if as_expected
-        ]
+        outcomes = dict(zip(FAULTS, threads.map(ends_as_expected, FAULTS), strict=True))
+    right = [name for name, is_right in outcomes.items() if is_right]
     with MisbehavingServer() as server, OpenAIChat("m", server.base_url, patience=30) as chat:
         server.go_down()  # refused connections, then an outage of 2 s
         server.outage(2)
         refused = ask_all(chat, [str(i) for i in range(20)])
-        right += (
-            ["refused connections", "outage"]
-            if all(r.error is None for r in refused.values())
-            else []
-        )
+        if all(reply.error is None for reply in refused.values()):
+            right += ["refused connections", "outage"]
     assert len(right) == len(FAULTS) + 2, f"not as expected: {set(FAULTS) - set(right)}"
     return len(right)
 
@@ -257,15 +251,20 @@ def run_through_outage(
         )
         trainer.add_callback(watch)
         trainer.train()
-    failed = [
+
+    # The steps without a reward, and whether the weights moved in one of them.
+    failed_shares = [
         entry["rollout/failed"] for entry in trainer.state.log_history if "rollout/failed" in entry
     ]
-    empty = [step for step, share in enumerate(failed) if share == 1 and step > 0]
+    failed_steps = [step for step, share in enumerate(failed_shares) if share == 1 and step > 0]
+    moved = 0
+    for step in failed_steps:
+        moved += not same(watch.weights[step - 1], watch.weights[step])
     return {
-        "went_on": failed[-1] == 0,
-        "failed": round(sum(failed) * 4),
-        "failed_steps": len(empty),
-        "moved": sum(not same(watch.weights[step - 1], watch.weights[step]) for step in empty),
+        "went_on": failed_shares[-1] == 0,
+        "failed": round(sum(failed_shares) * 4),
+        "failed_steps": len(failed_steps),
+        "moved": moved,
     }
 
 
@@ -276,12 +275,11 @@ def hostile_inputs(size: Size) -> int:
     from support.tokenizers_for_tests import FAMILIES, tokenizer_for
 
     formats = [ChatFormat(tokenizer_for(name)) for name in FAMILIES]
-    harmless = [what_counts(each, episode(each, "It is Kenya.")) for each in formats]
+    harmless = [what_counts(form, episode(form, "It is Kenya.")) for form in formats]
     for number, text in enumerate(hostile_texts(size.texts)):
-        which = number % len(formats)
-        assert what_counts(formats[which], episode(formats[which], text)) == harmless[which], text[
-            :200
-        ]
+        form = formats[number % len(formats)]
+        expected = harmless[number % len(formats)]
+        assert what_counts(form, episode(form, text)) == expected, text[:200]
     bombs = json_bombs()
     for bomb in bombs.values():
         check_tool_call(bomb)
@@ -291,15 +289,13 @@ def hostile_inputs(size: Size) -> int:
 def base_exceptions() -> dict[str, int]:
     """How many calls of code of a user's that raises `SystemExit` and its like hang, and how many lose its name."""
     outcomes = in_own_process()
-    named = [
-        f"{case.split()[2]}: from the user's code" in (text or "")
-        for case, text in outcomes.items()
-    ]
-    return {
-        "cases": len(outcomes),
-        "hangs": sum(text is None for text in outcomes.values()),
-        "named": sum(named),
-    }
+    hangs = 0
+    named = 0
+    for case, text in outcomes.items():
+        exception = case.split()[2]
+        hangs += text is None
+        named += f"{exception}: from the user's code" in (text or "")
+    return {"cases": len(outcomes), "hangs": hangs, "named": named}
 
 
 def lead_kills(size: Size, folder: Path, policy: Path) -> dict[str, int]:

@@ -359,17 +359,17 @@ MISTAKES = {
 # --- servers ---------------------------------------------------------------------------------------------------------
 
 
-def flaky(body: Any, number: int) -> Answer | str:
-    """Every model of the hour, with a 429, a 500, a cut connection and a slow reply among each eight."""
-    trouble = {
+def flaky(body: Mapping[str, Any], number: int) -> Answer | str:
+    """Every model of the hour, with a 429, a 500 and a cut connection among each eight replies."""
+    failures = {
         1: Answer("slow down", status=429, headers={"retry-after": "0"}),
         3: Answer("try later", status=500),
         5: Answer(drop="before"),
     }
-    return trouble[number % 8] if number % 8 in trouble else reply_of(body, number)
+    return failures.get(number % 8) or reply_of(body, number)
 
 
-def reply_of(body: Any, number: int) -> str:
+def reply_of(body: Mapping[str, Any], number: int) -> str:
     """The replies of a small model that names shelves now and then, of one that reflects, and of a clerk."""
     first = body["messages"][0]["content"]
     last = body["messages"][-1]["content"]
@@ -389,7 +389,7 @@ def reply_of(body: Any, number: int) -> str:
     return f"shelf s{number % 4}" if names_a_shelf else "a part"
 
 
-def refusing(body: Any, number: int) -> Answer | str:
+def refusing(body: Mapping[str, Any], number: int) -> Answer | str:
     """A server that knows no key."""
     return Answer("Incorrect API key provided", status=401)
 

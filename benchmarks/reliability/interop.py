@@ -23,15 +23,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
-from transformers import AddedToken
+from transformers import AddedToken, PreTrainedTokenizerFast
 
 from agentic_prompting import (
     MultiTurnGRPOConfig,
@@ -55,6 +55,7 @@ from agentic_prompting.rewards import exact_match_reward
 from agentic_prompting.rollout import (
     AgentSpec,
     ChatFormat,
+    Environment,
     Limits,
     Observation,
     Rollout,
@@ -70,6 +71,12 @@ from agentic_prompting.sandbox.results import exact_match_of
 from agentic_prompting.sandbox.setup import as_dataset
 from agentic_prompting.sandbox.world import world_of
 from benchmarks.lab import DEMO, DEMO_STEPS, settings
+
+if TYPE_CHECKING:
+    import uvicorn
+    from mcp import StdioServerParameters
+
+    from agentic_prompting.refine import RefinedChat
 
 ROOT = Path(__file__).parents[2]
 INTEROP = "src/agentic_prompting/interop"
@@ -97,7 +104,7 @@ server.run("stdio")
 """
 
 
-def tool_tokenizer() -> Any:
+def tool_tokenizer() -> PreTrainedTokenizerFast:
     """The sandbox's tokenizer, with the tags of native calls."""
     tokenizer = world_tokenizer()
     grammar = ToolGrammar()
@@ -114,7 +121,10 @@ def call(request: str) -> str:
 
 
 def written(
-    tokenizer: Any, environment: Any, *turns: str, row: dict[str, Any] | None = None
+    tokenizer: PreTrainedTokenizerFast,
+    environment: Environment,
+    *turns: str,
+    row: dict[str, Any] | None = None,
 ) -> tuple[Rollout, bool]:
     """An episode in which these turns are sampled, and whether its tokens equal theirs, one by one."""
     chat_format = ChatFormat(tokenizer, environment.grammar)
@@ -145,7 +155,7 @@ def ask(prompt: str) -> str:
     return "it is Kenya ."
 
 
-def played(environment: Any, row: dict[str, Any] | None = None) -> tuple[bool, bool, bool]:
+def played(environment: Environment, row: dict[str, Any] | None = None) -> tuple[bool, bool, bool]:
     tokenizer = tool_tokenizer()
     rollout, exact = written(tokenizer, environment, call(ASKED), "Nairobi", row=row)
     down, _ = written(tokenizer, environment, call(DOWN), "Nairobi", row=row)
@@ -186,7 +196,7 @@ def tools_and_llm() -> tuple[bool, bool, bool]:
     )
 
 
-def mcp(server: Any) -> tuple[bool, bool, bool]:
+def mcp(server: StdioServerParameters | str) -> tuple[bool, bool, bool]:
     """A call through a connection; then one to a server that is gone."""
     tools = MCPTools(server)
     tokenizer = tool_tokenizer()
@@ -217,7 +227,7 @@ def mcp_http() -> tuple[bool, bool, bool]:
 
 
 @contextmanager
-def served(http: Any) -> Iterator[int]:
+def served(http: uvicorn.Server) -> Iterator[int]:
     """The port of a uvicorn server while it runs."""
     threading.Thread(target=http.run, daemon=True).start()
     while not http.started:
@@ -282,20 +292,20 @@ class Agent:
     def answer(self, question: str, seed: int = 0) -> Rollout:
         return self.answer_all([{"question": question}])[0]
 
-    def answer_all(self, rows: Any, progress: bool = True) -> list[Rollout]:
+    def answer_all(self, rows: Iterable[Mapping[str, Any]], progress: bool = True) -> list[Rollout]:
         rollouts = [Rollout([1], row=dict(row)) for row in rows]
         for rollout in rollouts:
             if self.error:
                 rollout.fail(Observation(error=self.error))
                 continue
-            system = [
-                message["content"]
-                for message in rollout.row.get("prompt", ())
-                if message["role"] == "system"
-            ]
-            rollout.add_turn(
-                Sample([1]), ToolGrammar().parse(system[0].split()[-1] if system else self.text)
-            )
+
+            # The last word of the system prompt, if there is one.
+            text = self.text
+            for message in rollout.row.get("prompt", ()):
+                if message["role"] == "system":
+                    text = message["content"].split()[-1]
+                    break
+            rollout.add_turn(Sample([1]), ToolGrammar().parse(text))
             rollout.finish("answered")
         return rollouts
 
@@ -303,7 +313,7 @@ class Agent:
 DSPY = "[[ ## answer ## ]]\nNairobi\n\n[[ ## completed ## ]]"
 
 
-def dspy_calls(model: Any, down: Any) -> tuple[bool, None, bool]:
+def dspy_calls(model: Agent | RefinedChat, down: Agent | RefinedChat) -> tuple[bool, None, bool]:
     import dspy
 
     from agentic_prompting.interop.dspy import DSPyEngine
@@ -345,7 +355,8 @@ def dspy_refined() -> tuple[bool, None, bool]:
         )
 
     return dspy_calls(
-        refined(ScriptedChat(lambda m: DSPY)), refined(ScriptedChat(lambda m: ServerFailed("down")))
+        refined(ScriptedChat(lambda messages: DSPY)),
+        refined(ScriptedChat(lambda messages: ServerFailed("down"))),
     )
 
 
@@ -391,15 +402,15 @@ def gepa_engine() -> tuple[bool, None, bool]:
         return float("Nairobi" in candidate), {"example": example}
 
     block = "<<<<<<< SEARCH\nSay Lima\n=======\nSay Nairobi\n>>>>>>> REPLACE"
-    read: list[str] = []
+    requests: list[str] = []
 
-    def reference(messages: Any) -> str:
-        read.append(messages[-1]["content"])
+    def reference(messages: Sequence[Message]) -> str:
+        requests.append(messages[-1]["content"])
         return block
 
     optimised = optimize_anything("Say Lima", evaluate, [0, 1, 2], reference=reference)
     return (
-        optimised.best.text == "Say Nairobi" and "read by the" in read[0],
+        optimised.best.text == "Say Nairobi" and "read by the" in requests[0],
         None,
         optimised.steps[0].failed == 1 / 3,
     )
@@ -412,15 +423,14 @@ def prorefine_served() -> tuple[bool, None, bool]:
     from agentic_prompting.refine import ProRefiner, RefinedChat
     from agentic_prompting.serve import ChatAnswers, Metrics, ServeConfig, Server, Service
 
-    def refined(says: Any) -> ChatAnswers:
+    def refined(task: ScriptedChat) -> ChatAnswers:
         helper = ScriptedChat(lambda messages: "Be brief.")
-        return ChatAnswers(
-            RefinedChat(ProRefiner(ScriptedChat(says), helper, helper, max_steps=1), "Answer.")
-        )
+        refiner = ProRefiner(task, helper, helper, max_steps=1)
+        return ChatAnswers(RefinedChat(refiner, "Answer."))
 
     models = {
-        "prorefine": refined(lambda m: "Nairobi"),
-        "down": refined(lambda m: ServerFailed("down")),
+        "prorefine": refined(ScriptedChat(lambda messages: "Nairobi")),
+        "down": refined(ScriptedChat(lambda messages: ServerFailed("down"))),
     }
     server = Server(Service(models, ServeConfig(port=0), Metrics()))
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -637,7 +647,7 @@ def matrix() -> dict[str, Any]:
 # --- the demo's world through native tool calls ---------------------------------------------------------------------
 
 
-def oracle_server(seed: int) -> Any:
+def oracle_server(seed: int) -> StdioServerParameters:
     from mcp import StdioServerParameters
 
     path = ":".join(filter(None, sys.path))
@@ -680,7 +690,7 @@ def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
     questions, held_out = make_split(seed, 256)
     model = warm(folder, seed)
     if through == "MCP":
-        tools: Any = MCPTools(oracle_server(seed))
+        tools: MCPTools | Callable[[str], str] = MCPTools(oracle_server(seed))
     else:
         oracle = Oracle(seed=seed)
 
@@ -731,7 +741,7 @@ def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
     }
 
 
-def share_right(model: Path, environment: Any, test: Dataset, seed: int) -> dict[str, Any]:
+def share_right(model: Path, environment: Environment, test: Dataset, seed: int) -> dict[str, Any]:
     """The number of held-out questions that are answered right."""
     agent = PromptAgent.from_pretrained(model, environment)
     estimate = exact_match_of(agent.answer_all(list(test), seed=seed, progress=False))

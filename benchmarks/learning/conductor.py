@@ -72,6 +72,7 @@ import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from sys import stderr
 from typing import Any
@@ -118,6 +119,7 @@ from benchmarks.learning.conductor_world import (
     RECORD_WORDS,
     WORDING,
     Facts,
+    SandboxWorkers,
     is_expert,
     make_environment,
     make_split,
@@ -145,7 +147,7 @@ def make_tokenizer(facts: Facts, variant: Variant = VARIANTS["references"]) -> A
 
     from agentic_prompting.sandbox.policy import build_tokenizer
 
-    values = [value for values in facts.values.values() for value in values]
+    values = list(chain.from_iterable(facts.values.values()))
     replies = [ANSWER, OTHER_WORDING, NOT_UNDERSTOOD, UNAVAILABLE]
     replies += [f"#{number}" for number in range(1, 25)]
     thoughts = ["find the with all ask whole question i know this done nothing", *NOUN.values()]
@@ -159,7 +161,7 @@ def make_tokenizer(facts: Facts, variant: Variant = VARIANTS["references"]) -> A
     # What `Workers` tells an agent whose call cannot be made.
     mistakes = ["there is no worker , only reply the request is empty calls in one turn 4"]
     texts = [*replies, *thoughts, *prompts, *questions, *mistakes, *variant.words]
-    words = {word for text in [*texts, *values] for word in text.split()} - {"{}", "{value}"}
+    words = set(" ".join([*texts, *values]).split()) - {"{}", "{value}"}
     tokenizer = build_tokenizer(sorted(words), values, GRAMMAR)
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in ('<ask to="', '">')])
     return tokenizer
@@ -173,17 +175,22 @@ def draw_nonsense(
     generator: random.Random,
 ) -> list[Rollout]:
     """Conversations with random words in the place of values and names: exercises in copying."""
-    values = {value for values in facts.values.values() for value in values}
-    replaced_words = values | set(variant.names) | set(RECORD_WORDS)
-    replaced = tokenizer.convert_tokens_to_ids(sorted(replaced_words))
-    kept = {*WORDING, "digit", *tokenizer.get_added_vocab()}
-    kept |= {f"#{number}" for number in range(1, 25)}
-    words = [number for word, number in sorted(tokenizer.get_vocab().items()) if word not in kept]
+    replaced_words = set(chain.from_iterable(facts.values.values()))
+    replaced_words |= {*variant.names, *RECORD_WORDS}
+    replaced_ids = tokenizer.convert_tokens_to_ids(sorted(replaced_words))
+
+    # Words that never replace another one.
+    reserved = {*WORDING, "digit", *tokenizer.get_added_vocab()}
+    reserved |= {f"#{number}" for number in range(1, 25)}
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    replacement_ids = [token_id for word, token_id in vocabulary if word not in reserved]
+
     exercises = []
     for rollout in rollouts:
-        drawn = dict(zip(replaced, generator.choices(words, k=len(replaced)), strict=True))
-        prompt_ids = [drawn.get(token, token) for token in rollout.prompt_ids]
-        ids = [drawn.get(token, token) for token in rollout.ids]
+        drawn = generator.choices(replacement_ids, k=len(replaced_ids))
+        replacements = dict(zip(replaced_ids, drawn, strict=True))
+        prompt_ids = [replacements.get(token, token) for token in rollout.prompt_ids]
+        ids = [replacements.get(token, token) for token in rollout.ids]
         exercises.append(Rollout(prompt_ids=prompt_ids, ids=ids, mask=list(rollout.mask)))
     return exercises
 
@@ -212,14 +219,15 @@ def warm_up(
     chat_format = spec.create_format(tokenizer)
     generator = random.Random(f"traces {seed}")
     # An agent that never reads of outages gets traces without them.
-    environment = variant.environment(facts, down=None if variant.retries else 0.0)
+    down = None if variant.retries else 0.0
+    environment = variant.environment(facts, down=down)
 
-    def draw_imitation(shown: Variant, shown_environment: Any) -> list[Rollout]:
+    def draw_imitation(imitated: Variant, workers: SandboxWorkers) -> list[Rollout]:
         """Traces in the tokens of the training, and half of them again with other words."""
-        traces = draw_traces(rows, 20 * steps, shown_environment, facts, shown, generator)
+        traces = draw_traces(rows, 20 * steps, workers, facts, imitated, generator)
         rollouts = [rollout_from_trace(trace, spec, chat_format) for trace in traces]
         half = rollouts[: len(rollouts) // 2]
-        return [*rollouts, *draw_nonsense(half, tokenizer, facts, shown, generator)]
+        return [*rollouts, *draw_nonsense(half, tokenizer, facts, imitated, generator)]
 
     imitation = (draw_imitation(variant, environment), steps, 32)
     exercises = copying_exercises(tokenizer, 64 * (steps // 2), generator)
@@ -249,7 +257,9 @@ def warm_up(
             )
         # The check before RL: whether calls go to the worker of their kind, on training questions.
         save_policy(policy, tokenizer, spec, unchecked)
-        questions = [{**row, "budget": "high"} if variant.has_twin else row for row in rows[:128]]
+        questions = rows[:128]
+        if variant.has_twin:
+            questions = [{**row, "budget": "high"} for row in questions]
         checked = measure_agent(unchecked, environment, questions, seed)
         shares.append(checked["right_worker"])
         log(f"seed {seed}: warm start, round {round_number + 1}: {checked}")
@@ -268,7 +278,7 @@ def warm_up(
 def judge_workers(rollout: Rollout) -> list[bool]:
     """For each call that can be read, whether it goes to a worker of its kind."""
     workers = rollout.row["workers"]
-    calls = [call for turn in rollout.turns for call in GRAMMAR.read_calls(turn.text)]
+    calls = chain.from_iterable(GRAMMAR.read_calls(turn.text) for turn in rollout.turns)
     results = []
     for call in calls:
         expression = read_question(call.arguments["request"])
@@ -278,7 +288,9 @@ def judge_workers(rollout: Rollout) -> list[bool]:
     return results
 
 
-def measure_agent(model: Path, environment: Any, rows: Sequence[Row], seed: int) -> dict[str, Any]:
+def measure_agent(
+    model: Path, environment: SandboxWorkers, rows: Sequence[Row], seed: int
+) -> dict[str, Any]:
     """Scores, costs and calls of a saved conductor."""
     from agentic_prompting import PromptAgent
     from agentic_prompting.rollout import AgentSpec
@@ -287,21 +299,20 @@ def measure_agent(model: Path, environment: Any, rows: Sequence[Row], seed: int)
         model, environment, AgentSpec.load(model), max_batch_size=BATCH
     )
     rollouts = agent.answer_all(list(rows), seed=seed, progress=False)
-    right_worker = [is_right for rollout in rollouts for is_right in judge_workers(rollout)]
     count = len(rollouts)
-    calls = [reply for rollout in rollouts for reply in rollout.replies]
+    right_worker = list(chain.from_iterable(map(judge_workers, rollouts)))
+    replies = list(chain.from_iterable(rollout.replies for rollout in rollouts))
+    turns = list(chain.from_iterable(rollout.turns for rollout in rollouts))
+    well_formed = sum(turn.well_formed for turn in turns)
+    own_tokens = sum(sum(rollout.mask) for rollout in rollouts)
     return {
         "correct": correct(rollouts),
         "failed": sum(rollout.error is not None for rollout in rollouts),
-        "usd": round(sum(reply.worth.cost_usd for reply in calls) / count, 6),
-        "calls": round(len(calls) / count, 3),
-        "own_tokens": round(sum(sum(rollout.mask) for rollout in rollouts) / count, 1),
+        "usd": round(sum(reply.worth.cost_usd for reply in replies) / count, 6),
+        "calls": round(len(replies) / count, 3),
+        "own_tokens": round(own_tokens / count, 1),
         "right_worker": round(sum(right_worker) / max(1, len(right_worker)), 4),
-        "well_formed": round(
-            sum(turn.well_formed for rollout in rollouts for turn in rollout.turns)
-            / sum(len(rollout.turns) for rollout in rollouts),
-            4,
-        ),
+        "well_formed": round(well_formed / len(turns), 4),
     }
 
 
@@ -435,8 +446,8 @@ def main() -> None:
     if options.quick:
         sizes = (10, 2, 32)
     records = Records(options.records or records_folder / "conductor.jsonl.gz")
-    wanted = [(options.variant, seed) for seed in options.seeds or seeds]
-    for variant, seed in records.missing(("variant", "seed"), wanted):
+    runs = [(options.variant, seed) for seed in options.seeds or seeds]
+    for variant, seed in records.missing(("variant", "seed"), runs):
         records.add(measure(variant, seed, folder / f"{variant}-{seed}", *sizes))
         log(json.dumps(summarise(records.read())))
     entries = records.read()

@@ -21,6 +21,7 @@ from benchmarks.learning.conductor_world import (
     TWIN,
     WORKER_OF,
     PlanStep,
+    SandboxWorkers,
     plan_of,
     read_question,
     read_value,
@@ -32,15 +33,15 @@ MAX_TRIES = 4
 
 
 class Episode:
-    """An episode that a script plays: it asks workers by their kind, and reads the values in their replies.
+    """An episode that a script plays: it asks workers, and reads the values in their replies.
 
     Args:
-        environment ([`Workers`]): Answers.
+        environment ([`SandboxWorkers`]): Its workers answer.
         row (`Mapping`): The question, with the seed of its names.
         seed (`int`): Identifies the episode.
     """
 
-    def __init__(self, environment: Any, row: Row, seed: int):
+    def __init__(self, environment: SandboxWorkers, row: Row, seed: int):
         prompt = [{"role": "user", "content": TEMPLATE.format(question=row["question"])}]
         self.environment = environment
         self.rollout = Rollout([], row=environment.reset({**row, "prompt": prompt}), seed=seed)
@@ -48,13 +49,18 @@ class Episode:
         self.expression = read_question(row["question"])
 
     async def ask(self, *calls: tuple[str, str]) -> list[str]:
-        """The values in the replies to some calls of one turn, each a worker's kind and a request."""
-        names = {kind: name for name, kind in self.rollout.row["workers"].items()}
-        turn = " ".join(f'<ask to="{names[kind]}">{request}</ask>' for kind, request in calls)
-        self.rollout.add_turn(Sample([0]), GRAMMAR.parse(turn))
+        """The values in the replies to some calls of one turn, each a worker and a request."""
+        names = {worker: name for name, worker in self.rollout.row["workers"].items()}
+        tags = [f'<ask to="{names[worker]}">{request}</ask>' for worker, request in calls]
+        self.rollout.add_turn(Sample([0]), GRAMMAR.parse(" ".join(tags)))
         observation = await self.environment.step(self.rollout)
         self.rollout.add_observation(observation, [])
         return [read_value(part) or part for part in observation.parts]
+
+    async def pass_on(self, worker: str) -> str:
+        """Ask one worker the whole question."""
+        (value,) = await self.ask((worker, self.question))
+        return value
 
     def answer(self, value: str) -> Rollout:
         """End the episode with this answer."""
@@ -68,7 +74,7 @@ Script = Callable[[Episode, random.Random], Awaitable[str]]
 class ScriptedSystem(System):
     """A script as a system of `evaluate`; its calls cost what a conductor's calls cost."""
 
-    def __init__(self, name: str, script: Script, environment: Any):
+    def __init__(self, name: str, script: Script, environment: SandboxWorkers):
         self.name = name
         self.script = script
         self.environment = environment
@@ -84,32 +90,32 @@ class ScriptedSystem(System):
         return answer_of_rollout(episode.answer(value), time.perf_counter() - started)
 
 
-def pass_on_to(kind: str) -> Script:
+def pass_on_to(worker: str) -> Script:
     """The whole question goes to one worker."""
 
     async def script(episode: Episode, generator: random.Random) -> str:
-        return (await episode.ask((kind, episode.question)))[0]
+        return await episode.pass_on(worker)
 
     return script
 
 
 async def route_evenly(episode: Episode, generator: random.Random) -> str:
     """The whole question goes to a worker drawn with equal weights."""
-    return (await episode.ask((generator.choice(list(DESCRIPTION)), episode.question)))[0]
+    return await episode.pass_on(generator.choice(list(DESCRIPTION)))
 
 
 async def route_by_oracle(episode: Episode, generator: random.Random) -> str:
     """The whole question goes to a worker that answers it rightly, if there is one: an upper bound of routing."""
     answers = episode.rollout.row["answers"]
-    for kind in DESCRIPTION:
-        reply = episode.environment.pool[kind].model.answer(episode.question)
+    for worker in DESCRIPTION:
+        reply = episode.environment.pool[worker].model.answer(episode.question)
         if read_value(reply) in answers:
-            return (await episode.ask((kind, episode.question)))[0]
+            return await episode.pass_on(worker)
     assert not isinstance(episode.expression, str) and episode.expression is not None
-    return (await episode.ask((WORKER_OF[episode.expression[0]], episode.question)))[0]
+    return await episode.pass_on(WORKER_OF[episode.expression[0]])
 
 
-def vote_of(kind: str, n: int) -> Script:
+def vote_of(worker: str, n: int) -> Script:
     """The most frequent of `n` samples of a worker that gets the whole question."""
 
     async def script(episode: Episode, generator: random.Random) -> str:
@@ -117,7 +123,7 @@ def vote_of(kind: str, n: int) -> Script:
         while len(values) < n:
             # A turn holds a limited number of calls.
             count = min(n - len(values), episode.environment.max_calls)
-            values += await episode.ask(*[(kind, episode.question)] * count)
+            values += await episode.ask(*[(worker, episode.question)] * count)
         return most_frequent(values)
 
     return script
@@ -132,7 +138,7 @@ def follow_plan(choose_worker: Callable[[PlanStep, random.Random], str], tries: 
     """The right plan, step by step, with references.
 
     Args:
-        choose_worker (`Callable`): The kind of the worker that gets a step.
+        choose_worker (`Callable`): Returns the worker that gets a step.
         tries (`int`, *optional*, defaults to `1`): How often a worker that is unavailable is asked.
     """
 
@@ -140,9 +146,9 @@ def follow_plan(choose_worker: Callable[[PlanStep, random.Random], str], tries: 
         value = ""
         references: list[str] = []
         for step in plan_of(episode.expression):
-            kind = choose_worker(step, generator)
+            worker = choose_worker(step, generator)
             for _ in range(tries):
-                (value,) = await episode.ask((kind, step.request(references)))
+                (value,) = await episode.ask((worker, step.request(references)))
                 # An unavailable worker leaves no value.
                 if value:
                     break
@@ -152,8 +158,8 @@ def follow_plan(choose_worker: Callable[[PlanStep, random.Random], str], tries: 
     return script
 
 
-def follow_plan_by_vote(kind: str, n: int) -> Script:
-    """The right plan, with `n` samples of one worker for each step of its kind; a value is handed on as text."""
+def follow_plan_by_vote(worker: str, n: int) -> Script:
+    """The right plan, with `n` samples of one worker for each step about facts; a value is handed on as text."""
 
     async def script(episode: Episode, generator: random.Random) -> str:
         values: list[str] = []
@@ -161,7 +167,7 @@ def follow_plan_by_vote(kind: str, n: int) -> Script:
             request = step.request(values)
             expert = WORKER_OF[step.operation]
             if expert == "facts":
-                samples = await episode.ask(*[(kind, request)] * n)
+                samples = await episode.ask(*[(worker, request)] * n)
                 values.append(most_frequent(samples))
             else:
                 values += await episode.ask((expert, request))
@@ -171,7 +177,7 @@ def follow_plan_by_vote(kind: str, n: int) -> Script:
 
 
 def choose_expert(step: PlanStep, generator: random.Random) -> str:
-    """The worker of a step's kind."""
+    """The worker that knows a step's operation."""
     return WORKER_OF[step.operation]
 
 
@@ -187,7 +193,7 @@ def choose_twin(step: PlanStep, generator: random.Random) -> str:
 
 
 BASELINES: Mapping[str, Script] = {
-    **{f"{kind} alone": pass_on_to(kind) for kind in DESCRIPTION},
+    **{f"{worker} alone": pass_on_to(worker) for worker in DESCRIPTION},
     "even router": route_evenly,
     "oracle router": route_by_oracle,
     "best of two, facts": vote_of("facts", 2),
@@ -213,16 +219,15 @@ OUTAGE_BASELINES: Mapping[str, Script] = {
 
 
 def measure_scripts(
-    scripts: Mapping[str, Script], rows: Sequence[Row], environment: Any, seed: int
+    scripts: Mapping[str, Script], rows: Sequence[Row], environment: SandboxWorkers, seed: int
 ) -> dict[str, dict[str, Any]]:
     """Right answers (`0110`) and dollars a question of scripted conductors."""
     measured = {}
     for name, script in scripts.items():
         answers = ScriptedSystem(name, script, environment)(list(rows), seed=seed)
-        right = [
-            str(int(exact_match(answer.text or "", row["answers"])))
-            for answer, row in zip(answers, rows, strict=True)
-        ]
+        flags = ""
+        for answer, row in zip(answers, rows, strict=True):
+            flags += str(int(exact_match(answer.text or "", row["answers"])))
         usd = sum(answer.worth_usd or 0.0 for answer in answers) / len(rows)
-        measured[name] = {"correct": "".join(right), "usd": round(usd, 6)}
+        measured[name] = {"correct": flags, "usd": round(usd, 6)}
     return measured

@@ -70,12 +70,16 @@ def of_variant(records: Sequence[Mapping[str, Any]], variant: str) -> list[Mappi
 
 
 def by_kind(records: Sequence[Mapping[str, Any]], when: str = "after") -> dict[str, float]:
-    """Exact match of each kind of question, over all seeds."""
+    """Exact match of each type of question, over all seeds."""
     results: dict[str, list[int]] = defaultdict(list)
     for record in records:
-        for kind, result in zip(record["kinds"], record[when]["correct"], strict=True):
-            results[kind].append(int(result))
-    return {kind: round(sum(values) / len(values), 3) for kind, values in sorted(results.items())}
+        for question_type, result in zip(record["kinds"], record[when]["correct"], strict=True):
+            results[question_type].append(int(result))
+    scores = {}
+    for question_type in sorted(results):
+        values = results[question_type]
+        scores[question_type] = round(sum(values) / len(values), 3)
+    return scores
 
 
 def systems_table(records: Sequence[Mapping[str, Any]]) -> str:
@@ -84,9 +88,9 @@ def systems_table(records: Sequence[Mapping[str, Any]]) -> str:
     if not records:
         return "no records"
     after = [share(record["after"]["correct"]) for record in records]
-    systems: dict[str, list[Mapping[str, Any]]] = {
-        name: [record["baselines"][name] for record in records] for name in BASELINES
-    }
+    systems: dict[str, list[Mapping[str, Any]]] = {}
+    for name in BASELINES:
+        systems[name] = [record["baselines"][name] for record in records]
     systems["conductor, untrained"] = [record["before"] for record in records]
     systems["conductor, trained"] = [record["after"] for record in records]
     systems["conductor, digits replaced"] = [record["replaced"] for record in records]
@@ -95,8 +99,10 @@ def systems_table(records: Sequence[Mapping[str, Any]]) -> str:
         scores = [share(entry["correct"]) for entry in measured]
         usd = sum(entry["usd"] for entry in measured) / len(measured)
         gains = [ours - score for ours, score in zip(after, scores, strict=True)]
-        gain = "" if name == "conductor, trained" else shown(gains, "+")
-        rows.append([name, shown(scores), f"{1000 * usd:.2f}", gain])
+        row = [name, shown(scores), f"{1000 * usd:.2f}", shown(gains, "+")]
+        if name == "conductor, trained":
+            row[-1] = ""
+        rows.append(row)
     return markdown(
         ("system", "exact match", "$ per 1,000 questions", "trained conductor minus it"),
         rows,
@@ -104,11 +110,11 @@ def systems_table(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def kinds_table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Exact match of each kind of question before and after training, over all seeds."""
+    """Exact match of each type of question before and after training, over all seeds."""
     records = of_variant(records, "references")
     before = by_kind(records, "before")
     after = by_kind(records)
-    rows = [[kind, f"{before[kind]:.2f}", f"{after[kind]:.2f}"] for kind in after]
+    rows = [[name, f"{before[name]:.2f}", f"{score:.2f}"] for name, score in after.items()]
     return markdown(("kind of question", "untrained", "trained"), rows)
 
 
@@ -117,18 +123,20 @@ def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for variant in VARIANTS:
         runs = of_variant(records, variant)
-        if runs:
-            after = [score_of(run["after"]) for run in runs]
-            summary[variant] = {
-                "seeds": [run["seed"] for run in runs],
-                "lowest": min(after),
-                **{name: interval(scores) for name, scores in scores_by_condition(runs).items()},
-                "usd": {name: usd_of(runs, name) for name in conditions_of(runs)},
-                "by_kind": by_kind(runs),
-                "right_worker": [
-                    [run[when]["right_worker"] for when in ("before", "after")] for run in runs
-                ],
-            }
+        if not runs:
+            continue
+        scores = scores_by_condition(runs)
+        right_worker = []
+        for run in runs:
+            right_worker.append([run["before"]["right_worker"], run["after"]["right_worker"]])
+        summary[variant] = {
+            "seeds": [run["seed"] for run in runs],
+            "lowest": min(scores["after"]),
+            **{condition: interval(values) for condition, values in scores.items()},
+            "usd": {condition: usd_of(runs, condition) for condition in scores},
+            "by_kind": by_kind(runs),
+            "right_worker": right_worker,
+        }
     return summary
 
 
@@ -147,7 +155,10 @@ def conditions_of(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def scores_by_condition(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Exact match of each seed, by condition."""
-    return {name: [score_of(run[name]) for run in runs] for name in conditions_of(runs)}
+    scores = {}
+    for condition in conditions_of(runs):
+        scores[condition] = [score_of(run[condition]) for run in runs]
+    return scores
 
 
 def usd_of(runs: Sequence[Mapping[str, Any]], name: str) -> float:
@@ -166,8 +177,8 @@ def variants_table(records: Sequence[Mapping[str, Any]]) -> str:
         promise = PROMISES.get((variant, condition))
         verdict = ""
         if promise is not None:
-            kept = sum(scores) / len(scores) >= promise
-            verdict = f"at least {promise:.2f}: {'kept' if kept else '**missed**'}"
+            mean_score = sum(scores) / len(scores)
+            verdict = f"at least {promise:.2f}: {judge_promise(mean_score >= promise)}"
         usd = f"{1000 * usd_of(runs, condition):.2f}"
         rows.append([title, len(runs), shown(scores), usd, verdict])
     if not rows:
@@ -177,12 +188,27 @@ def variants_table(records: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def handed_on_by(kind: str) -> str:
-    """What questions of this kind pass from one worker to the next; empty if they take a single call."""
-    if kind == "record":
+def judge_promise(is_kept: bool) -> str:
+    """The table's word for a promise of the protocol."""
+    return "kept" if is_kept else "**missed**"
+
+
+def handed_on_by(question_type: str) -> str:
+    """What questions of this type pass from one worker to the next; empty if they take a single call."""
+    if question_type == "record":
         return "hands on a record of twelve"
-    # A kind has a letter for each of its calls.
-    return "hands on a value of one word" if len(kind) > 1 else ""
+    # The name of a type has a letter for each of its calls.
+    return "hands on a value of one word" if len(question_type) > 1 else ""
+
+
+def score_of_type(runs: Sequence[Mapping[str, Any]], handed_on: str) -> float:
+    """Exact match after training on the questions that hand on the same, over some runs."""
+    results = []
+    for run in runs:
+        for question_type, result in zip(run["kinds"], run["after"]["correct"], strict=True):
+            if handed_on_by(question_type) == handed_on:
+                results.append(int(result))
+    return sum(results) / len(results)
 
 
 def retyping_table(records: Sequence[Mapping[str, Any]]) -> str:
@@ -194,21 +220,12 @@ def retyping_table(records: Sequence[Mapping[str, Any]]) -> str:
         return "No run of it has been recorded yet."
     rows = []
     for handed_on, promised_loss in RETYPING_LOSSES.items():
-        scores = []
-        for runs in (references, retyping):
-            results = [
-                int(result)
-                for seed in seeds
-                for kind, result in zip(
-                    runs[seed]["kinds"], runs[seed]["after"]["correct"], strict=True
-                )
-                if handed_on_by(kind) == handed_on
-            ]
-            scores.append(sum(results) / len(results))
-        loss = scores[0] - scores[1]
-        verdict = "kept" if loss >= promised_loss else "**missed**"
+        reference_score = score_of_type([references[seed] for seed in seeds], handed_on)
+        retyping_score = score_of_type([retyping[seed] for seed in seeds], handed_on)
+        verdict = judge_promise(reference_score - retyping_score >= promised_loss)
+        scores = [f"{reference_score:.2f}", f"{retyping_score:.2f}"]
         promise = f"at least {promised_loss:.2f} lower: {verdict}"
-        rows.append([handed_on, len(seeds), *(f"{score:.2f}" for score in scores), promise])
+        rows.append([handed_on, len(seeds), *scores, promise])
     return markdown(("question", "seeds", "references", "retyping", "protocol"), rows)
 
 
@@ -225,21 +242,26 @@ def budget_table(records: Sequence[Mapping[str, Any]]) -> str:
         "low": "conductor, `low`",
         "after": "conductor, `high`",
     }
-    systems = {title: [run[condition] for run in runs] for condition, title in titles.items()}
+    systems = {}
+    for condition, title in titles.items():
+        systems[title] = [run[condition] for run in runs]
     for name in runs[0]["baselines"]:
         systems[name] = [run["baselines"][name] for run in runs]
+
     # Order the systems by their dollars.
-    usd = {
-        name: sum(entry["usd"] for entry in entries) / len(entries)
-        for name, entries in systems.items()
-    }
+    usd = {}
+    for name, entries in systems.items():
+        usd[name] = sum(entry["usd"] for entry in entries) / len(entries)
     rows = []
     for name in sorted(systems, key=lambda system: usd[system]):
         scores = [score_of(entry) for entry in systems[name]]
         rows.append([name, f"{1000 * usd[name]:.2f}", shown(scores)])
+
     # The promise of the dollars.
-    dollar_share = usd[titles["low"]] / usd[titles["after"]] if usd[titles["after"]] else 1.0
-    verdict = "kept" if dollar_share <= MAX_DOLLAR_SHARE else "**missed**"
+    dollar_share = 1.0
+    if usd[titles["after"]]:
+        dollar_share = usd[titles["low"]] / usd[titles["after"]]
+    verdict = judge_promise(dollar_share <= MAX_DOLLAR_SHARE)
     promise = f"at most {MAX_DOLLAR_SHARE:.2f}: {verdict}"
     rows.append(["dollars of `low` as a share of `high`", f"{dollar_share:.2f}", promise])
     return markdown(("system", "$ per 1,000 questions", "exact match"), rows)

@@ -92,10 +92,10 @@ class Variant:
             facts ([`Facts`]): Their knowledge.
             names (`Sequence[str]`, *optional*): Other names than in training.
             down (`float`, *optional*): Another share of calls to `numbers` that fail.
-            **changed ([`ScriptedWorker`]): Workers that take the place of the usual ones, by kind.
+            **changed ([`ScriptedWorker`]): Workers that replace the usual ones, by their names in the pool.
         """
         workers = {
-            kind: ScriptedWorker(facts, kind, wordings=self.wordings) for kind in DESCRIPTION
+            name: ScriptedWorker(facts, name, wordings=self.wordings) for name in DESCRIPTION
         }
         workers["numbers"].down = self.down if down is None else down
         return make_environment(
@@ -170,8 +170,8 @@ def make_trials(name: str, facts: Facts) -> dict[str, Trial]:
         replacement = ScriptedWorker(facts, "numbers", noise=0.1, wordings=(OTHER_WORDING,))
         return {"replaced": Trial(variant.environment(facts, numbers=replacement), {})}
     if variant.names == TRAINING_NAMES:
-        others = variant.environment(facts, names=HELD_OUT_NAMES)
-        return {"held-out names": Trial(others, {}, untrained=True)}
+        renamed = variant.environment(facts, names=HELD_OUT_NAMES)
+        return {"held-out names": Trial(renamed, {}, untrained=True)}
     if variant.has_twin:
         return {"low": Trial(variant.environment(facts), {"budget": "low"}, untrained=True)}
     return {"no outages": Trial(variant.environment(facts, down=0.0), {})}

@@ -83,7 +83,7 @@ SHARES = {
     "fnr": 0.14,
     "record": 0.3,
 }
-"""How often each kind of question is drawn, relative to the others."""
+"""How often each type of question is drawn, relative to the others."""
 
 HELD_OUT_COUNTRIES = 40
 _UNIT = re.compile(r"(.+?) and (\d+|the code of .+)")
@@ -120,7 +120,8 @@ class Facts:
         if operation == "sum":
             if not all(argument.isdigit() for argument in arguments):
                 return None
-            return str(sum(int(digit) for digit in "".join(arguments)))
+            digits = map(int, "".join(arguments))
+            return str(sum(digits))
         if len(arguments) > 1:
             return None
         if operation == "form":
@@ -170,8 +171,11 @@ def _read_phrase(text: str) -> Expression:
         beginning = wording.removesuffix("{}")
         if text.startswith(beginning):
             inside = text[len(beginning) :]
-            pair = _UNIT.fullmatch(inside) if operation == "sum" else None
-            arguments = pair.groups() if pair else (inside,)
+            arguments = (inside,)
+            # Only a sum takes two arguments.
+            pair = _UNIT.fullmatch(inside)
+            if operation == "sum" and pair is not None:
+                arguments = pair.groups()
             return (operation, *map(_read_phrase, arguments))
     return text
 
@@ -220,7 +224,7 @@ def plan_of(expression: Expression) -> list[PlanStep]:
 
 
 def _draw_expression(
-    kind: str, country: Country, other: Country, generator: random.Random
+    question_type: str, country: Country, other: Country, generator: random.Random
 ) -> Expression:
     relation = generator.choice(("currency", "language", "code"))
     code = ("code", country.name)
@@ -236,7 +240,7 @@ def _draw_expression(
         "fnr": ("form", ("sum", code)),
         "record": ("form", ("record", country.name)),
     }
-    return expressions[kind]
+    return expressions[question_type]
 
 
 def draw_rows(
@@ -245,19 +249,17 @@ def draw_rows(
     """Rows with up to `n` different questions about these countries."""
     rows: dict[str, dict[str, Any]] = {}
     for _ in range(50 * n):
-        (kind,) = generator.choices(list(SHARES), list(SHARES.values()))
-        expression = _draw_expression(kind, *generator.sample(countries, 2), generator)
+        (question_type,) = generator.choices(list(SHARES), list(SHARES.values()))
+        expression = _draw_expression(question_type, *generator.sample(countries, 2), generator)
         question = question_text(expression)
-        rows.setdefault(
-            question,
-            {
-                "id": f"conductor {phrase(expression)}",
-                "question": question,
-                "answers": [facts.solve(expression)],
-                "task": "conductor",
-                "kind": kind,
-            },
-        )
+        row = {
+            "id": f"conductor {phrase(expression)}",
+            "question": question,
+            "answers": [facts.solve(expression)],
+            "task": "conductor",
+            "kind": question_type,
+        }
+        rows.setdefault(question, row)
         if len(rows) == n:
             break
     return list(rows.values())
@@ -284,8 +286,8 @@ def read_value(reply: str) -> str | None:
     if match is not None:
         return match[1]
     for wording in WORDINGS:
-        before, after = wording.split("{value}")
-        match = re.fullmatch(f"{re.escape(before)}(.+){re.escape(after)}", reply)
+        prefix, suffix = wording.split("{value}")
+        match = re.fullmatch(f"{re.escape(prefix)}(.+){re.escape(suffix)}", reply)
         if match is not None:
             return match[1]
     return None
@@ -298,11 +300,11 @@ def is_expert(member: str | None, operation: str) -> bool:
 
 
 class ScriptedWorker:
-    """A worker of one kind, a [`ChatModel`]. It reads quoted replies (`#1 : the answer is 254 .`) as a large model does.
+    """A worker with one specialty, a [`ChatModel`]. It reads quoted replies (`#1 : the answer is 254 .`) as a large model does.
 
     Args:
         facts ([`Facts`]): Its knowledge.
-        kind (`str`): `facts`, `numbers` or `forms`.
+        specialty (`str`): The operations that it knows: those of `facts`, `numbers` or `forms`.
         noise (`float`, *optional*, defaults to `0.0`): The share of requests that it answers with a guess.
         down (`float`, *optional*, defaults to `0.0`): The share of calls that fail.
         wordings (`Sequence[str]`, *optional*): Its answers, with `{value}`; the request decides which one.
@@ -313,14 +315,14 @@ class ScriptedWorker:
     def __init__(
         self,
         facts: Facts,
-        kind: str,
+        specialty: str,
         noise: float = 0.0,
         down: float = 0.0,
         wordings: Sequence[str] = (ANSWER,),
         resamples: bool = False,
     ):
         self.facts = facts
-        self.kind = kind
+        self.specialty = specialty
         self.noise = noise
         self.down = down
         self.wordings = wordings
@@ -340,10 +342,12 @@ class ScriptedWorker:
         if expression is None or isinstance(expression, str):
             return NOT_UNDERSTOOD
         operation, *arguments = expression
-        if WORKER_OF[operation] != self.kind:
+        if WORKER_OF[operation] != self.specialty:
             return NOT_UNDERSTOOD
-        call = f"{repeat} {request}" if self.resamples else request
-        generator = random.Random(f"{self.kind} {call}")
+        seed = f"{self.specialty} {request}"
+        if self.resamples:
+            seed = f"{self.specialty} {repeat} {request}"
+        generator = random.Random(seed)
         wording = random.Random(f"wording {request}").choice(self.wordings)
         guess = generator.choice(self.facts.values.get(operation, RECORD_WORDS))
         if not all(isinstance(argument, str) for argument in arguments):
@@ -359,8 +363,8 @@ class ScriptedWorker:
         self, messages: Sequence[Message], *, repeat: int | None = None, **options: Any
     ) -> Reply:
         text = messages[-1]["content"]
-        if random.Random(f"down {self.kind} {repeat}").random() < self.down:
-            return Reply(error=ServerFailed("down", self.kind))
+        if random.Random(f"down {self.specialty} {repeat}").random() < self.down:
+            return Reply(error=ServerFailed("down", self.specialty))
         answer = self.answer(text, repeat)
         return Reply(answer, usage=Usage(len(text.split()), len(answer.split())))
 
@@ -369,9 +373,12 @@ class SandboxWorkers(Workers):
     """[`Workers`] whose description a policy of two layers can copy from: each name follows its description."""
 
     def describe(self, workers: Mapping[str, str], row: Mapping[str, Any]) -> str:
-        described = [f"{self.pool[member].description} {name}" for name, member in workers.items()]
+        words = ["workers :"]
+        words += [f"{self.pool[member].description} {name}" for name, member in workers.items()]
         budget = row.get("budget")
-        return " ".join(["workers :", *described, *(["budget :", budget] if budget else [])])
+        if budget:
+            words += ["budget :", budget]
+        return " ".join(words)
 
 
 def make_environment(
@@ -389,12 +396,12 @@ def make_environment(
         names (`Iterable[str]`, *optional*): Names to draw from.
         unavailable (`str`, *optional*): As in [`Workers`].
         has_twin (`bool`, *optional*, defaults to `False`): Whether there is a cheap and noisy twin of `facts`.
-        **changed ([`ScriptedWorker`]): Workers that take the place of the usual ones, by kind.
+        **changed ([`ScriptedWorker`]): Workers that replace the usual ones, by their names in the pool.
     """
     pool = {}
-    for kind, description in DESCRIPTION.items():
-        chat = changed.get(kind) or ScriptedWorker(facts, kind)
-        pool[kind] = Worker(chat, description, usd=PRICE[kind])
+    for name, description in DESCRIPTION.items():
+        chat = changed.get(name) or ScriptedWorker(facts, name)
+        pool[name] = Worker(chat, description, usd=PRICE[name])
     if has_twin:
         twin = ScriptedWorker(facts, "facts", noise=TWIN_NOISE, resamples=True)
         pool[TWIN] = Worker(twin, TWIN, usd=TWIN_PRICE)

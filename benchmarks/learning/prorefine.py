@@ -38,7 +38,8 @@ from agentic_prompting.sandbox.puzzles import (
     score_puzzle,
 )
 
-SEED = 11  # none that the sandbox was made with
+# None that the sandbox was made with.
+SEED = 11
 SETS = {"word sorting": SORTING, "object counting": COUNTING}
 METHODS = {
     "none": "no refinement",
@@ -46,11 +47,8 @@ METHODS = {
     "verifier": "verifier",
     "optimal": "optimal verifier",
 }
-CARELESSNESS = {
-    "careless": 0.6,
-    "middling": 0.4,
-    "careful": 0.2,
-}  # task models, as the paper has three sizes
+# Task models, as the paper has three sizes.
+CARELESSNESS = {"careless": 0.6, "middling": 0.4, "careful": 0.2}
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,17 @@ class Size:
 
 
 FULL = Size()
-QUICK = Size(2, 2, 0, True, 100, 5, 8, 250, ("middling",))
+QUICK = Size(
+    speed_cases=2,
+    speed_batch=2,
+    large_batch=0,
+    plain_once=True,
+    equal_cases=100,
+    equal_steps=5,
+    half_cases=8,
+    queries=250,
+    task_models=("middling",),
+)
 
 
 def log(line: str) -> None:
@@ -89,65 +97,73 @@ def log(line: str) -> None:
 # --- (a) drafting ---------------------------------------------------------------------------------------------------
 
 
-def drafting(size: Size) -> dict[str, Any]:
+def measure_drafting(size: Size) -> dict[str, Any]:
     """Everything about drafting."""
+    # Imported here, because (b) and (c) do without torch.
     import torch
 
     from agentic_prompting.sandbox.policy import keep_freed_memory
-    from benchmarks.learning import (
-        prorefine_drafting as d,  # here: (b) and (c) do without torch
-        prorefine_reciter as r,
-    )
+    from benchmarks.learning import prorefine_drafting as drafting, prorefine_reciter as reciter
 
     keep_freed_memory()
-    torch.set_num_threads(1)  # more only get in each other's way on models this small
-    tokens = r.tokenizer()
-    model = r.reciter(tokens)
+    # More threads only get in each other's way on models this small.
+    torch.set_num_threads(1)
+    tokenizer = reciter.tokenizer()
+    model = reciter.reciter(tokenizer)
     log("reciter trained")
-    speeds = {}
-    counts = []
-    plain: d.Run | None = None
-    for scenario in sorted(
-        r.SCENARIOS, key="strong".__ne__
-    ):  # the strong one first: the plain loop makes every call
-        cases = r.make_cases(scenario, size.speed_cases, 25)
-        own = not size.plain_once or plain is None
-        plain = d.play(model, tokens, cases, draft=False, batch=size.speed_batch) if own else plain
-        drafted = d.play(model, tokens, cases, batch=size.speed_batch)
-        if own:
-            counts.append(d.differences(model, tokens, plain.results, drafted.results))
-        speeds[scenario] = d.speed(plain, drafted)
+
+    # Speed in each scenario. The strong one comes first, because there the plain loop makes every call.
+    speeds: dict[str, dict[str, float]] = {}
+    counts: list[dict[str, int]] = []
+    plain: drafting.Run | None = None
+    for scenario in sorted(reciter.SCENARIOS, key="strong".__ne__):
+        cases = reciter.make_cases(scenario, size.speed_cases, 25)
+        needs_plain = not size.plain_once or plain is None
+        if needs_plain:
+            plain = drafting.play(model, tokenizer, cases, draft=False, batch=size.speed_batch)
+        drafted = drafting.play(model, tokenizer, cases, batch=size.speed_batch)
+        if needs_plain:
+            counts.append(drafting.differences(model, tokenizer, plain.results, drafted.results))
+        speeds[scenario] = drafting.speed(plain, drafted)
         log(f"{scenario}: {speeds[scenario]}")
-    large = {}
-    for scenario in r.SCENARIOS if size.large_batch else ():
-        cases = r.make_cases(scenario, size.large_batch, 25)
-        runs = [d.play(model, tokens, cases, draft=draft) for draft in (False, True)]
-        counts.append(d.differences(model, tokens, runs[0].results, runs[1].results))
-        large[scenario] = d.speed(*runs)
-        log(f"{scenario}, all {size.large_batch} in one batch: {large[scenario]}")
-    chaotic = r.random_model(tokens, seed=SEED)
-    # In the full run the reciter's cases have been compared above.
-    for weights, n in (
-        (chaotic, size.equal_cases),
-        (model, size.equal_cases // 2 if size.plain_once else 0),
-    ):
-        if n == 0:
-            continue
-        cases = r.mixed_cases(n, size.equal_steps)
-        runs = [d.play(weights, tokens, cases, draft=draft) for draft in (False, True)]
-        counts.append(d.differences(weights, tokens, runs[0].results, runs[1].results))
-        log(f"equality: {counts[-1]}")
-    total = {key: sum(count[key] for count in counts) for key in counts[0]}
-    keys = ("speedup_passes", "speedup_wall", "speedup_cpu", "kept_share")
+
+    # The same in one large batch.
+    large_batch: dict[str, Any] = {"batch": size.large_batch}
+    if size.large_batch:
+        for scenario in reciter.SCENARIOS:
+            cases = reciter.make_cases(scenario, size.large_batch, 25)
+            plain = drafting.play(model, tokenizer, cases, draft=False)
+            drafted = drafting.play(model, tokenizer, cases, draft=True)
+            counts.append(drafting.differences(model, tokenizer, plain.results, drafted.results))
+            large_batch[scenario] = drafting.speed(plain, drafted)
+            log(f"{scenario}, all {size.large_batch} in one batch: {large_batch[scenario]}")
+
+    # Equality alone. In the full run the reciter's cases have been compared above.
+    chaotic = reciter.random_model(tokenizer, seed=SEED)
+    compared = [(chaotic, size.equal_cases)]
+    if size.plain_once:
+        compared.append((model, size.equal_cases // 2))
+    for compared_model, n in compared:
+        cases = reciter.mixed_cases(n, size.equal_steps)
+        plain = drafting.play(compared_model, tokenizer, cases, draft=False)
+        drafted = drafting.play(compared_model, tokenizer, cases, draft=True)
+        difference = drafting.differences(compared_model, tokenizer, plain.results, drafted.results)
+        counts.append(difference)
+        log(f"equality: {difference}")
+
+    figures: dict[str, Any] = {}
+    for name in counts[0]:
+        figures[name] = sum(count[name] for count in counts)
+    for name in ("speedup_passes", "speedup_wall", "speedup_cpu", "kept_share"):
+        figures[name] = {scenario: speeds[scenario][name] for scenario in reciter.SCENARIOS}
+    mixed_steps = 25 if size is FULL else 10
+    half_cases = reciter.mixed_cases(size.half_cases, min(8, size.equal_steps))
     return {
-        **total,
-        **{key: {scenario: speeds[scenario][key] for scenario in r.SCENARIOS} for key in keys},
+        **figures,
         "speed_batch": size.speed_batch,
-        "large_batch": {"batch": size.large_batch, **large},
-        "mixed_batch": d.mixed_batch(model, tokens, 25 if size is FULL else 10),
-        "bfloat16": d.lower_precision(
-            chaotic, tokens, r.mixed_cases(size.half_cases, min(8, size.equal_steps))
-        ),
+        "large_batch": large_batch,
+        "mixed_batch": drafting.mixed_batch(model, tokenizer, mixed_steps),
+        "bfloat16": drafting.lower_precision(chaotic, tokenizer, half_cases),
     }
 
 
@@ -177,82 +193,85 @@ def batch_speed(n: int = 64, latency: float = 0.3) -> dict[str, float]:
 # --- (c) accuracy ---------------------------------------------------------------------------------------------------
 
 
-def refined(
-    task_model: str, kind: str, rows: Sequence[Mapping[str, Any]]
+def refine_with_each_verifier(
+    task_model: str, task: str, rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[RefinementResult]]:
     """The three verifier settings on one set with one task model."""
     models = puzzle_models(SEED)
-    task = PuzzleSolver(SEED, CARELESSNESS[task_model])
+    solver = PuzzleSolver(SEED, CARELESSNESS[task_model])
     verifiers = {
         "no_verifier": None,
         "verifier": models["verifier"],
         "optimal": LabelVerifier(score_puzzle),
     }
-    return {
-        name: ProRefiner(task, models["feedback"], models["optimizer"], verifier).refine_all(
-            START_PROMPTS[kind], rows, progress=False
-        )
-        for name, verifier in verifiers.items()
-    }
+    results = {}
+    for name, verifier in verifiers.items():
+        refiner = ProRefiner(solver, models["feedback"], models["optimizer"], verifier)
+        results[name] = refiner.refine_all(START_PROMPTS[task], rows, progress=False)
+    return results
 
 
-def right_ones(
+def score_methods(
     results: Mapping[str, list[RefinementResult]], rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[float]]:
     """1 or 0 per query and method. What `none` answers is the first answer of a run that asked for one."""
     answers = {"none": [result.initial_answer or "" for result in results["optimal"]]}
-    answers |= {
-        name: [result.answer for result in of_method] for name, of_method in results.items()
-    }
-    return {
-        name: [
-            score_puzzle(answer, row["answers"]) for answer, row in zip(given, rows, strict=True)
-        ]
-        for name, given in answers.items()
-    }
+    for name, method_results in results.items():
+        answers[name] = [result.answer for result in method_results]
+    scores = {}
+    for name, texts in answers.items():
+        pairs = zip(texts, rows, strict=True)
+        scores[name] = [score_puzzle(text, row["answers"]) for text, row in pairs]
+    return scores
 
 
 def accuracy(size: Size, picture: Path) -> tuple[dict[str, Any], str]:
     """Accuracies and iterations for the JSON, and the table. Draws the picture."""
+    # By set and method, the first two also by task model.
     table: dict[str, dict[str, dict[str, Estimate]]] = {}
-    shown: dict[str, dict[str, list[RefinementResult]]] = {}
-    pooled: dict[str, list[float]] = {name: [] for name in METHODS}
     correct: dict[str, dict[str, dict[str, str]]] = {}
-    for title, kind in SETS.items():
-        rows = make_puzzles(size.queries, SEED, (kind,))
+    middling_results: dict[str, dict[str, list[RefinementResult]]] = {}
+    pooled: dict[str, list[float]] = {name: [] for name in METHODS}
+    for title, task in SETS.items():
+        rows = make_puzzles(size.queries, SEED, (task,))
+        table[title] = {METHODS[name]: {} for name in METHODS}
+        correct[title] = {METHODS[name]: {} for name in METHODS}
         for task_model in size.task_models:
-            results = refined(task_model, kind, rows)
-            right = right_ones(results, rows)
-            for name, values in right.items():
-                table.setdefault(title, {}).setdefault(METHODS[name], {})[task_model] = share(
-                    values
-                )
-                ones = "".join(str(int(value)) for value in values)
-                correct.setdefault(title, {}).setdefault(METHODS[name], {})[task_model] = ones
+            results = refine_with_each_verifier(task_model, task, rows)
+            scores = score_methods(results, rows)
+            for name, values in scores.items():
+                flags = "".join(str(int(value)) for value in values)
+                table[title][METHODS[name]][task_model] = share(values)
+                correct[title][METHODS[name]][task_model] = flags
+            # The picture and the pooled figures are those of the middling task model.
             if task_model == "middling":
-                shown[title] = {METHODS[name]: of_method for name, of_method in results.items()}
-                pooled = {name: pooled[name] + right[name] for name in METHODS}
-            log(
-                f"{title}, {task_model}: "
-                + ", ".join(f"{name} {share(right[name])}" for name in METHODS)
-            )
-    plot_iterations(shown, picture, "ProRefine in the sandbox (scripted models)")
-    return {
+                middling_results[title] = {METHODS[name]: results[name] for name in results}
+                for name in METHODS:
+                    pooled[name] += scores[name]
+            shares = ", ".join(f"{name} {share(scores[name])}" for name in METHODS)
+            log(f"{title}, {task_model}: {shares}")
+    plot_iterations(middling_results, picture, "ProRefine in the sandbox (scripted models)")
+
+    differences = {}
+    for worse, better in (
+        ("none", "no_verifier"),
+        ("none", "verifier"),
+        ("verifier", "optimal"),
+    ):
+        gain = difference(pooled[better], pooled[worse])
+        differences[f"{better} - {worse}"] = numbers(gain)
+    iterations: dict[str, dict[str, dict[str, float]]] = {}
+    for title, by_method in middling_results.items():
+        iterations[title] = {}
+        for name, method_results in by_method.items():
+            iterations[title][name] = numbers(iterations_of(method_results))
+    summary = {
         "correct": correct,
         "accuracy": {name: numbers(share(values)) for name, values in pooled.items()},
-        "differences": {
-            f"{better} - {worse}": numbers(difference(pooled[better], pooled[worse]))
-            for worse, better in (
-                ("none", "no_verifier"),
-                ("none", "verifier"),
-                ("verifier", "optimal"),
-            )
-        },
-        "iterations": {
-            title: {name: numbers(iterations_of(results)) for name, results in by_method.items()}
-            for title, by_method in shown.items()
-        },
-    }, accuracy_table(table)
+        "differences": differences,
+        "iterations": iterations,
+    }
+    return summary, accuracy_table(table)
 
 
 def share(values: Sequence[float]) -> Estimate:
@@ -271,7 +290,7 @@ def numbers(estimate: Estimate) -> dict[str, float]:
 # --- the script -----------------------------------------------------------------------------------------------------
 
 
-def drafting_table(found: Mapping[str, Any]) -> str:
+def drafting_table(figures: Mapping[str, Any]) -> str:
     """The speed-ups as a Markdown table."""
     columns = {
         "speedup_passes": "forward passes",
@@ -280,10 +299,11 @@ def drafting_table(found: Mapping[str, Any]) -> str:
         "kept_share": "share of an output found again in the next",
     }
     lines = [f"| prompt | {' | '.join(columns.values())} |", "|---" * (1 + len(columns)) + "|"]
-    for scenario in found["speedup_passes"]:
-        cells = [
-            f"{found[key][scenario]:.2f}" + ("" if key == "kept_share" else " ×") for key in columns
-        ]
+    for scenario in figures["speedup_passes"]:
+        cells = []
+        for name in columns:
+            unit = "" if name == "kept_share" else " ×"
+            cells.append(f"{figures[name][scenario]:.2f}{unit}")
         lines.append(f"| {scenario} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -307,9 +327,10 @@ def main() -> None:
     started = time.perf_counter()
     picture = options.output / "iterations.png"
     accuracies, table = accuracy(size, picture)
-    batch = batch_speed(latency=0.1 if options.quick else 0.3)
+    latency = 0.1 if options.quick else 0.3
+    batch = batch_speed(latency=latency)
     log(f"many queries: {batch}")
-    figures = drafting(size)
+    figures = measure_drafting(size)
     seconds = round(time.perf_counter() - started, 1)
     print(
         f"ProRefine in the sandbox (scripted or tiny models; says nothing about real ones), {seconds} s\n\n"
@@ -320,10 +341,16 @@ def main() -> None:
         f"Mean iterations: {picture}"
     )
     if options.json:
-        summary = {"sandbox": True, "quick": options.quick, "seconds": seconds, "drafting": figures}
-        print(
-            json.dumps({**summary, "batch_speedup": batch["speedup"], "batch": batch, **accuracies})
-        )
+        summary = {
+            "sandbox": True,
+            "quick": options.quick,
+            "seconds": seconds,
+            "drafting": figures,
+            "batch_speedup": batch["speedup"],
+            "batch": batch,
+            **accuracies,
+        }
+        print(json.dumps(summary))
 
 
 if __name__ == "__main__":

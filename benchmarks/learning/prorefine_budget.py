@@ -18,7 +18,7 @@ import argparse
 import random
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,8 +28,9 @@ from benchmarks.lab import RECORDS, Records, interval, markdown, share, shown
 SEEDS = (701, 702, 703, 704, 705)
 PUZZLES = 200
 LARGEST = 40
-KINDS = ("bbh_word_sorting", "bbh_object_counting")
+TASKS = ("bbh_word_sorting", "bbh_object_counting")
 ANEW = {1.0: "in every sample", 0.5: "in the samples of half of the puzzles", 0.0: "in none"}
+"""What the table says of a share of puzzles whose further samples slip anew."""
 BUDGETS = ("calls", "tokens")
 OURS = "ProRefine, verifier"
 FIRST = "the first answer"
@@ -57,26 +58,27 @@ class Models:
 
     Args:
         seed (`int`): The seed of all models.
-        kind (`str`): The kind of the puzzles.
-        anew (`float`): The share of puzzles whose further samples slip anew; the others repeat the first sample.
+        task (`str`): One of `TASKS`.
+        new_slips (`float`): The share of puzzles whose further samples slip anew; the others repeat the first sample.
     """
 
-    def __init__(self, seed: int, kind: str, anew: float):
+    def __init__(self, seed: int, task: str, new_slips: float):
         from agentic_prompting.refine import START_PROMPTS, RolePrompts
         from agentic_prompting.sandbox.puzzles import PuzzleOptimizer, puzzle_models
 
         self.seed = seed
-        self.anew = anew
-        self.start = START_PROMPTS[kind]
-        self.words = RolePrompts()
+        self.new_slips = new_slips
+        self.start = START_PROMPTS[task]
+        self.role_prompts = RolePrompts()
         self.models: dict[str, Any] = puzzle_models(seed)
         # Turns every remark into the advice that it means.
         self.reader = PuzzleOptimizer(seed, vague=0.0, untagged=0.0)
 
     def solve(self, prompt: str, question: str, sample: int = 0) -> Answer:
+        """The task model's answer; another `sample` of the same question may slip elsewhere."""
         from agentic_prompting.sandbox.puzzles import PuzzleSolver
 
-        repeats_slips = random.Random(f"{self.seed} {question}").random() >= self.anew
+        repeats_slips = random.Random(f"{self.seed} {question}").random() >= self.new_slips
         seed = self.seed
         if sample and not repeats_slips:
             seed = 1000 * self.seed + sample
@@ -86,19 +88,20 @@ class Models:
         return Answer(text, 1, tokens)
 
     def ask(self, role: str, **values: str) -> Answer:
+        """The reply of one of ProRefine's roles to its request with these values."""
         from agentic_prompting.llm import fill
 
-        system = self.words.role(role)
-        request = fill(getattr(self.words, role), **values)
+        system = self.role_prompts.role(role)
+        request = fill(getattr(self.role_prompts, role), **values)
         messages = [{"role": "system", "content": system}, {"role": "user", "content": request}]
         text = self.models[role].reply(messages)
         return Answer(text, 1, _words(system, request, text))
 
-    def remarked(self, prompt: str, remarks: str) -> str:
+    def add_advice(self, prompt: str, remarks: str) -> str:
         """The prompt with advice added for the remarks."""
         from agentic_prompting.llm import fill
 
-        request = fill(self.words.optimizer, prompt=prompt, feedback=remarks)
+        request = fill(self.role_prompts.optimizer, prompt=prompt, feedback=remarks)
         text = self.reader.reply([{"role": "user", "content": request}])
         return text.removeprefix("<IMPROVED_PROMPT>").removesuffix("</IMPROVED_PROMPT>")
 
@@ -107,9 +110,11 @@ def _words(*texts: str) -> int:
     return sum(len(text.split()) for text in texts)
 
 
-def _sums(parts: Iterable[Answer], text: str) -> Answer:
-    parts = list(parts)
-    return Answer(text, sum(part.calls for part in parts), sum(part.tokens for part in parts))
+def _sum_costs(parts: Sequence[Answer], text: str) -> Answer:
+    """An answer that costs what its parts cost together."""
+    calls = sum(part.calls for part in parts)
+    tokens = sum(part.tokens for part in parts)
+    return Answer(text, calls, tokens)
 
 
 def best_of(models: Models, question: str, largest: int = LARGEST) -> list[Answer]:
@@ -120,7 +125,7 @@ def best_of(models: Models, question: str, largest: int = LARGEST) -> list[Answe
         answer = models.solve(models.start, question, sample)
         verdict = models.ask("verifier", query=question, output=answer.text)
         calls += [answer, verdict]
-        answers.append(_sums(calls, answer.text))
+        answers.append(_sum_costs(calls, answer.text))
         if "<ACCURACY>1" in verdict.text:
             break
     return answers + answers[-1:] * (largest - len(answers))
@@ -134,7 +139,7 @@ def self_consistency(models: Models, question: str, largest: int = LARGEST) -> l
     for n, sample in enumerate(samples, 1):
         votes[sample.text.rpartition("Answer: ")[2]] += 1
         most_frequent = votes.most_common(1)[0][0]
-        answers.append(_sums(samples[:n], f"Answer: {most_frequent}"))
+        answers.append(_sum_costs(samples[:n], f"Answer: {most_frequent}"))
     return answers
 
 
@@ -146,21 +151,21 @@ def self_refine(models: Models, question: str, largest: int = LARGEST) -> list[A
     answers: list[Answer] = []
     for sample in range(1, largest + 1):
         remarks = models.ask(
-            "feedback", query=question, output=answer.text, state=models.words.complete
+            "feedback", query=question, output=answer.text, state=models.role_prompts.complete
         )
         calls.append(remarks)
         if remarks.text == "CORRECT":
-            answers.append(_sums(calls, answer.text))
+            answers.append(_sum_costs(calls, answer.text))
             break
-        prompt = models.remarked(prompt, remarks.text)
+        prompt = models.add_advice(prompt, remarks.text)
         answer = models.solve(prompt, question, sample)
         calls.append(answer)
-        answers.append(_sums(calls, answer.text))
+        answers.append(_sum_costs(calls, answer.text))
     return answers + answers[-1:] * (largest - len(answers))
 
 
 def refined(
-    seed: int, kind: str, rows: Sequence[Mapping[str, Any]], blind: bool, **settings: Any
+    seed: int, task: str, rows: Sequence[Mapping[str, Any]], blind: bool, **settings: Any
 ) -> list[Answer]:
     """The answers of Algorithm 1 with its verifier; a `blind` critic makes random remarks, at no cost."""
     from agentic_prompting.llm import ScriptedChat
@@ -168,7 +173,7 @@ def refined(
     from agentic_prompting.sandbox.puzzles import FAULTS, TOO_LONG, puzzle_models
 
     remarks = [TOO_LONG, "CORRECT"]
-    remarks += [fault.remark for fault in FAULTS.values() if fault.task == kind]
+    remarks += [fault.remark for fault in FAULTS.values() if fault.task == task]
 
     def remark_blindly(messages: Sequence[Mapping[str, str]]) -> str:
         return random.Random(f"{seed} {messages[-1]['content']}").choice(remarks)
@@ -178,14 +183,20 @@ def refined(
         models["feedback"] = ScriptedChat(remark_blindly)
     refiner = ProRefiner(**models, **settings)
     answers = []
-    for result in refiner.refine_all(START_PROMPTS[kind], rows, progress=False):
-        usage = [use for role, use in result.usage.items() if not (blind and role == "feedback")]
-        tokens = sum(use.prompt_tokens + use.completion_tokens for use in usage)
-        answers.append(Answer(result.answer, sum(use.calls for use in usage), tokens))
+    for result in refiner.refine_all(START_PROMPTS[task], rows, progress=False):
+        calls = 0
+        tokens = 0
+        for role, usage in result.usage.items():
+            # Random remarks cost nothing.
+            if blind and role == "feedback":
+                continue
+            calls += usage.calls
+            tokens += usage.prompt_tokens + usage.completion_tokens
+        answers.append(Answer(result.answer, calls, tokens))
     return answers
 
 
-# --- one seed and kind ------------------------------------------------------------------------------------------------
+# --- one seed and task ------------------------------------------------------------------------------------------------
 
 
 def mean(answers: Sequence[Answer], budget: str) -> float:
@@ -200,61 +211,57 @@ def smallest(sizes: Sequence[Sequence[Answer]], budget: str, least: float) -> in
     return len(sizes) - 1
 
 
-def measure(seed: int, kind: str, n: int) -> list[dict[str, Any]]:
-    """The records of a seed and kind, one for each row."""
+def measure(seed: int, task: str, n: int) -> list[dict[str, Any]]:
+    """The records of a seed and task, one for each row of the table."""
     from agentic_prompting.sandbox.puzzles import make_puzzles, score_puzzle
 
-    rows = make_puzzles(n, seed, (kind,))
+    rows = make_puzzles(n, seed, (task,))
     questions = [row["question"] for row in rows]
 
-    def record(method: str, answers: Sequence[Answer], **settings: Any) -> dict[str, Any]:
+    def make_record(method: str, answers: Sequence[Answer], **case: Any) -> dict[str, Any]:
         correct = ""
         for answer, row in zip(answers, rows, strict=True):
             correct += str(int(score_puzzle(answer.text, row["answers"])))
         means = {budget: round(mean(answers, budget), 3) for budget in BUDGETS}
-        return {
-            "seed": seed,
-            "kind": kind,
-            "method": method,
-            "correct": correct,
-            **means,
-            **settings,
-        }
+        about = {"seed": seed, "kind": task, "method": method}
+        return {**about, "correct": correct, **means, **case}
 
-    ours = refined(seed, kind, rows, blind=False)
-    first_models = Models(seed, kind, 0.0)
+    ours = refined(seed, task, rows, blind=False)
+    first_models = Models(seed, task, 0.0)
     first = [first_models.solve(first_models.start, question) for question in questions]
-    entries = [record(OURS, ours), record(FIRST, first)]
+    records = [make_record(OURS, ours), make_record(FIRST, first)]
 
-    # By method the answers to all questions for each of its sizes.
-    without_critic = {
-        steps: refined(seed, kind, rows, blind=True, max_steps=steps)
-        for steps in (1, 2, 3, 5, 8, 12, 25)
-    }
-    for anew in ANEW:
-        models = Models(seed, kind, anew)
+    # Algorithm 1 without a critic does not depend on further samples.
+    without_critic: dict[int, Sequence[Answer]] = {}
+    for steps in (1, 2, 3, 5, 8, 12, 25):
+        without_critic[steps] = refined(seed, task, rows, blind=True, max_steps=steps)
+
+    for new_slips in ANEW:
+        # By method and size the answers to all questions.
+        models = Models(seed, task, new_slips)
         answers_of: dict[str, dict[int, Sequence[Answer]]] = {}
         for name, method in zip(OTHERS[:-1], (best_of, self_consistency, self_refine), strict=True):
             by_question = [method(models, question) for question in questions]
             answers_of[name] = dict(enumerate(zip(*by_question, strict=True), start=1))
         answers_of[OTHERS[-1]] = without_critic
 
-        # The smallest size of each that spends as much as ProRefine.
+        # The smallest size of each method that spends as much as ProRefine.
         for budget, (name, by_size) in product(BUDGETS, answers_of.items()):
             index = smallest(list(by_size.values()), budget, mean(ours, budget))
             size = list(by_size)[index]
-            entries.append(record(name, by_size[size], size=size, anew=anew, budget=budget))
-    return entries
+            case = {"size": size, "anew": new_slips, "budget": budget}
+            records.append(make_record(name, by_size[size], **case))
+    return records
 
 
 # --- what the records say ---------------------------------------------------------------------------------------------
 
 
-def by_seed(records: Sequence[Mapping[str, Any]], **wanted: Any) -> dict[int, float]:
-    """Accuracy per seed, the mean over the kinds."""
+def by_seed(records: Sequence[Mapping[str, Any]], **case: Any) -> dict[int, float]:
+    """Accuracy per seed of the records that belong to a case, the mean over the tasks."""
     scores: dict[int, list[float]] = {}
     for record in records:
-        if all(record.get(key) == value for key, value in wanted.items()):
+        if record.items() >= case.items():
             scores.setdefault(record["seed"], []).append(share(record["correct"]))
     return {seed: statistics.fmean(values) for seed, values in scores.items()}
 
@@ -263,18 +270,19 @@ def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for each method, budget and task model: `values` by seed, `minus` ProRefine's, mean calls and tokens."""
     ours = by_seed(records, method=OURS)
     cases: list[dict[str, Any]] = [{"method": OURS}, {"method": FIRST}]
-    for budget, anew, method in product(BUDGETS, ANEW, OTHERS):
-        cases.append({"method": method, "budget": budget, "anew": anew})
+    for budget, new_slips, method in product(BUDGETS, ANEW, OTHERS):
+        cases.append({"method": method, "budget": budget, "anew": new_slips})
     rows = []
     for case in cases:
         entries = [record for record in records if record.items() >= case.items()]
-        if entries:
-            values = by_seed(entries)
-            means = {
-                budget: statistics.fmean(entry[budget] for entry in entries) for budget in BUDGETS
-            }
-            minus = [values[seed] - ours[seed] for seed in values]
-            rows.append({**case, "values": list(values.values()), "minus": minus, "mean": means})
+        if not entries:
+            continue
+        values = by_seed(entries)
+        minus = [values[seed] - ours[seed] for seed in values]
+        means = {}
+        for budget in BUDGETS:
+            means[budget] = statistics.fmean(entry[budget] for entry in entries)
+        rows.append({**case, "values": list(values.values()), "minus": minus, "mean": means})
     return rows
 
 
@@ -282,17 +290,12 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     """All rows as a Markdown table."""
     rows = []
     for row in rows_of(records):
-        rows.append(
-            [
-                row.get("budget", ""),
-                ANEW[row["anew"]] if "anew" in row else "",
-                row["method"],
-                shown(row["values"]),
-                "" if row["method"] == OURS else shown(row["minus"], "+"),
-                f"{row['mean']['calls']:.1f}",
-                f"{row['mean']['tokens']:.0f}",
-            ]
-        )
+        # ProRefine and the first answer belong to no budget and no task model.
+        condition = [row["budget"], ANEW[row["anew"]]] if "budget" in row else ["", ""]
+        minus = "" if row["method"] == OURS else shown(row["minus"], "+")
+        calls = f"{row['mean']['calls']:.1f}"
+        tokens = f"{row['mean']['tokens']:.0f}"
+        rows.append([*condition, row["method"], shown(row["values"]), minus, calls, tokens])
     titles = (
         "equal",
         "it slips anew",
@@ -308,20 +311,21 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 def against(records: Sequence[Mapping[str, Any]]) -> str:
     """A sentence on the comparisons in which ProRefine is above, below, or not clearly different."""
     rows = [row for row in rows_of(records) if "budget" in row]
-    methods_above = 0
-    not_below: Counter[str] = Counter()  # the other method, where ProRefine is not clearly above it
+    # Comparisons in which ProRefine is not clearly above the other method, by method.
+    not_above: Counter[str] = Counter()
+    below = 0
     for row in rows:
         difference = interval(row["minus"])
         if difference["high"] is None or difference["high"] >= 0:
-            not_below[row["method"]] += 1
+            not_above[row["method"]] += 1
         if difference["low"] is not None and difference["low"] > 0:
-            methods_above += 1
+            below += 1
     of_each = len(BUDGETS) * len(ANEW)
-    listed = ", ".join(f"{name} in {count} of {of_each}" for name, count in not_below.items())
-    unclear = not_below.total() - methods_above
+    listed = ", ".join(f"{name} in {count} of {of_each}" for name, count in not_above.items())
+    unclear = not_above.total() - below
     return (
-        f"of {len(rows)} comparisons ProRefine is above the other in {len(rows) - not_below.total()}, below it in "
-        f"{methods_above}, and in {unclear} no difference was seen (not above: {listed or 'none'})"
+        f"of {len(rows)} comparisons ProRefine is above the other in {len(rows) - not_above.total()}, below it in "
+        f"{below}, and in {unclear} no difference was seen (not above: {listed or 'none'})"
     )
 
 
@@ -350,12 +354,11 @@ def main() -> None:
         "--records", type=Path, help="default: records/..., for other seeds or numbers runs/..."
     )
     options = parser.parse_args()
-    reported = tuple(options.seeds) == SEEDS and options.n == PUZZLES
-    records = Records(
-        options.records or (RECORDS if reported else Path("runs")) / "prorefine_budget.jsonl.gz"
-    )
-    for seed, kind in records.missing(("seed", "kind"), product(options.seeds, KINDS)):
-        records.add(*measure(seed, kind, options.n))
+    is_protocol = tuple(options.seeds) == SEEDS and options.n == PUZZLES
+    folder = RECORDS if is_protocol else Path("runs")
+    records = Records(options.records or folder / "prorefine_budget.jsonl.gz")
+    for seed, task in records.missing(("seed", "kind"), product(options.seeds, TASKS)):
+        records.add(*measure(seed, task, options.n))
     entries = records.read()
     print(
         "ProRefine in the sandbox (scripted models; says nothing about real ones)\n\n"

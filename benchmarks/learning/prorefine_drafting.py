@@ -28,8 +28,10 @@ from benchmarks.learning.prorefine_reciter import (
     make_case,
 )
 
-TOKENS_PER_STEP = 10  # k
-TIE = 1e-4  # two logits closer than this may change their order with the shape of a forward pass
+TOKENS_PER_STEP = 10
+"""k."""
+TIE = 1e-4
+"""Two logits closer than this may change their order with the shape of a forward pass."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,9 @@ def kept_share(results: Sequence[RefinementResult]) -> float:
     shares = []
     for result in results:
         texts = [text.split() for text in outputs(result)]
-        for old, new in pairwise(texts):
-            blocks = SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
-            shares.append(sum(block.size for block in blocks) / max(1, len(old)))
+        for earlier, later in pairwise(texts):
+            blocks = SequenceMatcher(None, earlier, later, autojunk=False).get_matching_blocks()
+            shares.append(sum(block.size for block in blocks) / max(1, len(earlier)))
     return sum(shares) / max(1, len(shares))
 
 
@@ -131,7 +133,8 @@ def differences(
         if outputs(ours) == outputs(theirs):
             counts["identical"] += 1
         else:
-            counts["ties" if _first_gap(model, tokens, ours, theirs) < TIE else "mismatches"] += 1
+            gap = _first_gap(model, tokens, ours, theirs)
+            counts["ties" if gap < TIE else "mismatches"] += 1
     return counts
 
 
@@ -143,15 +146,21 @@ def _first_gap(
     prompts = [*(step.prompt for step in theirs.steps), theirs.prompt]
     for prompt, a, b in zip(prompts, outputs(ours), outputs(theirs), strict=True):
         if a != b:
-            one, other = (tokens(text, add_special_tokens=False)["input_ids"] for text in (a, b))
-            same = next(
-                (i for i, (x, y) in enumerate(zip(one, other, strict=False)) if x != y),
-                min(len(one), len(other)),
-            )
-            ids = context_ids(tokens, prompt, theirs.query) + other[:same]
+            our_ids = tokens(a, add_special_tokens=False)["input_ids"]
+            their_ids = tokens(b, add_special_tokens=False)["input_ids"]
+            same = _common_length(our_ids, their_ids)
+            ids = context_ids(tokens, prompt, theirs.query) + their_ids[:same]
             best = model(input_ids=torch.tensor([ids])).logits[0, -1].float().topk(2).values
             return float(best[0] - best[1])
     return float("inf")
+
+
+def _common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """The number of tokens at the beginning that two outputs share."""
+    for length, (our_id, their_id) in enumerate(zip(ours, theirs, strict=False)):
+        if our_id != their_id:
+            return length
+    return min(len(ours), len(theirs))
 
 
 def speed(plain: Run, drafted: Run) -> dict[str, float]:
@@ -173,15 +182,15 @@ def mixed_batch(model: Any, tokens: PreTrainedTokenizerFast, steps: int) -> dict
         scenario: make_case(scenario, steps, random.Random(scenario)) for scenario in SCENARIOS
     }
     together = play(model, tokens, list(cases.values()))
+    passes_until_done = {}
+    passes_alone = {}
+    for scenario, case in cases.items():
+        passes_until_done[scenario] = together.done_after[case.question]
+        passes_alone[scenario] = play(model, tokens, [case]).done_after[case.question]
     return {
         "steps": steps,
-        "passes_until_done": {
-            name: together.done_after[case.question] for name, case in cases.items()
-        },
-        "passes_alone": {
-            name: play(model, tokens, [case]).done_after[case.question]
-            for name, case in cases.items()
-        },
+        "passes_until_done": passes_until_done,
+        "passes_alone": passes_alone,
     }
 
 
@@ -198,10 +207,13 @@ def lower_precision(
     return {
         "cases": len(cases),
         "steps": len(cases[0].prompts),
-        "drafted_differs_from_plain": _differing(drafted, plain),
-        "plain_batch_differs_from_plain_alone": _differing(plain, alone),
+        "drafted_differs_from_plain": _count_differing(drafted, plain),
+        "plain_batch_differs_from_plain_alone": _count_differing(plain, alone),
     }
 
 
-def _differing(some: Sequence[RefinementResult], others: Sequence[RefinementResult]) -> int:
-    return sum(outputs(one) != outputs(other) for one, other in zip(some, others, strict=True))
+def _count_differing(
+    results: Sequence[RefinementResult], other_results: Sequence[RefinementResult]
+) -> int:
+    pairs = zip(results, other_results, strict=True)
+    return sum(outputs(result) != outputs(other_result) for result, other_result in pairs)

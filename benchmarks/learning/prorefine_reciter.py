@@ -57,11 +57,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def recital(style: str, minded: Sequence[str], start: int, length: int) -> str:
     """The text that the reciter learns: `length` words from number `start` on."""
-    words = [WORDS[(start + i) % len(WORDS)] for i in range(length)]
-    return " ".join(
-        f"{w} carefully {STYLES[style]}" if _CLASS_OF[w] in minded else f"{w} {STYLES[style]}"
-        for w in words
-    )
+    parts = []
+    for position in range(start, start + length):
+        word = WORDS[position % len(WORDS)]
+        parts.append(word)
+        if _CLASS_OF[word] in minded:
+            parts.append("carefully")
+        parts.append(STYLES[style])
+    return " ".join(parts)
 
 
 def make_case(scenario: str, steps: int, rng: random.Random) -> Case:
@@ -73,12 +76,12 @@ def make_case(scenario: str, steps: int, rng: random.Random) -> Case:
             style = rng.choice([other for other in STYLES if other != style])
             minded = rng.sample(CLASSES, rng.randint(1, 3))
         elif scenario == "slight" or (scenario == "half" and step % 2):
-            name = rng.choice(CLASSES)
-            minded = (
-                [*minded, name]
-                if name not in minded
-                else [other for other in minded if other != name]
-            )
+            # Advice comes or goes.
+            toggled = rng.choice(CLASSES)
+            if toggled in minded:
+                minded = [name for name in minded if name != toggled]
+            else:
+                minded = [*minded, toggled]
         prompts.append(prompt_text(style, minded))
     return Case(f"from {rng.choice(WORDS)}", tuple(prompts))
 
@@ -139,8 +142,9 @@ def reciter(tokens: PreTrainedTokenizerFast, steps: int = 400, seed: int = 0) ->
         optimizer, lambda step: min(1.0, (step + 1) / 10, (steps - step) / (0.3 * steps))
     )
     for step in range(steps):
-        long = step > 0.6 * steps
-        loss = model(**_batch(tokens, rng, *((4, 110) if long else (16, 24)))).loss
+        is_long = step > 0.6 * steps
+        size, length = (4, 110) if is_long else (16, 24)
+        loss = model(**_batch(tokens, rng, size, length)).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -152,27 +156,25 @@ def reciter(tokens: PreTrainedTokenizerFast, steps: int = 400, seed: int = 0) ->
 def _batch(
     tokens: PreTrainedTokenizerFast, rng: random.Random, size: int, length: int
 ) -> dict[str, torch.Tensor]:
-    texts = []
+    examples: list[tuple[list[int], list[int]]] = []
     for _ in range(size):
         style = rng.choice(list(STYLES))
         minded = rng.sample(CLASSES, rng.randint(0, len(CLASSES)))
         start = rng.randrange(len(WORDS))
         context = context_ids(tokens, prompt_text(style, minded), f"from {WORDS[start]}")
-        texts.append(
-            (
-                context,
-                tokens(recital(style, minded, start, length), add_special_tokens=False)[
-                    "input_ids"
-                ],
-            )
-        )
-    width = max(len(context) + len(answer) for context, answer in texts)
-    rest = [width - len(context) - len(answer) for context, answer in texts]
-    pairs = list(zip(texts, rest, strict=True))
-    return {
-        "input_ids": torch.tensor([c + a + [0] * r for (c, a), r in pairs]),
-        "labels": torch.tensor([[-100] * len(c) + a + [-100] * r for (c, a), r in pairs]),
-    }
+        text = recital(style, minded, start, length)
+        answer = tokens(text, add_special_tokens=False)["input_ids"]
+        examples.append((context, answer))
+
+    # Pad on the right; only the recital is learned.
+    width = max(len(context) + len(answer) for context, answer in examples)
+    input_ids = []
+    labels = []
+    for context, answer in examples:
+        padding = width - len(context) - len(answer)
+        input_ids.append(context + answer + [0] * padding)
+        labels.append([-100] * len(context) + answer + [-100] * padding)
+    return {"input_ids": torch.tensor(input_ids), "labels": torch.tensor(labels)}
 
 
 def context_ids(tokens: PreTrainedTokenizerFast, prompt: str, question: str) -> list[int]:

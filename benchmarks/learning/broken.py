@@ -24,7 +24,8 @@ from typing import Any
 from benchmarks.lab import RECORDS, REPOSITORY, Records
 from benchmarks.learning.smoke import agreement_in, problems
 
-RUNS = {  # the method's program, its configuration and the options of .ci/run
+# The method's program, its configuration and the options of .ci/run.
+RUNS = {
     "demo": ("prompt-r1", "sandbox.yaml", []),
     "espl": ("espl", "espl/sandbox.yaml", ["--max_steps", "10"]),
 }
@@ -33,10 +34,11 @@ RUNS = {  # the method's program, its configuration and the options of .ci/run
 def flip_sign() -> None:
     from agentic_prompting.rewards import PromptR1Reward
 
-    right = PromptR1Reward.__call__
+    unbroken = PromptR1Reward.__call__
 
     def flipped(self: Any, *args: Any, **columns: Any) -> list[float | None]:
-        return [None if reward is None else -reward for reward in right(self, *args, **columns)]
+        rewards = unbroken(self, *args, **columns)
+        return [None if reward is None else -reward for reward in rewards]
 
     PromptR1Reward.__call__ = flipped  # type: ignore[method-assign]
 
@@ -44,11 +46,14 @@ def flip_sign() -> None:
 def invert_mask() -> None:
     from agentic_prompting.trainers.rollouts import Batch
 
-    right = Batch.to_trl
+    unbroken = Batch.to_trl
 
     def inverted(*args: Any, **options: Any) -> dict[str, Any]:
-        batch = right(*args, **options)
-        return {**batch, "env_mask": [[1 - flag for flag in mask] for mask in batch["env_mask"]]}
+        batch = unbroken(*args, **options)
+        masks = []
+        for mask in batch["env_mask"]:
+            masks.append([1 - flag for flag in mask])
+        return {**batch, "env_mask": masks}
 
     Batch.to_trl = inverted  # type: ignore[method-assign]
 
@@ -56,11 +61,11 @@ def invert_mask() -> None:
 def shuffle_ratings(seed: int) -> None:
     from agentic_prompting.evolution import Population
 
-    right = Population.record
+    unbroken = Population.record
     rng = random.Random(seed)
 
     def shuffled(self: Any, prompts: Any, scores: Any) -> Any:
-        return right(self, prompts, rng.sample(scores, len(scores)))
+        return unbroken(self, prompts, rng.sample(scores, len(scores)))
 
     Population.record = shuffled  # type: ignore[method-assign]
 
@@ -73,11 +78,11 @@ BREAK: dict[str, Callable[[int], None]] = {
 }
 
 
-def train(what: str, run: str, folder: Path, seed: int) -> None:
+def train(broken_part: str, run: str, folder: Path, seed: int) -> None:
     """Train one run in this process, which must not be used for anything else afterwards."""
     from agentic_prompting.cli import train_program
 
-    BREAK[what](seed)
+    BREAK[broken_part](seed)
     method, config, options = RUNS[run]
     file = REPOSITORY / "examples" / "configs" / config
     train_program.main(method, ["--config", str(file), "--output_dir", str(folder), *options])
@@ -92,50 +97,41 @@ def main() -> None:
     parser.add_argument("--run", choices=RUNS, help="one of them, trained in this process")
     parser.add_argument("--seed", type=int, default=0, help="of the shuffled ratings")
     options = parser.parse_args()
-    name = options.what + (f"-{options.seed}" if options.seed else "")
+    name = options.what
+    if options.seed:
+        name += f"-{options.seed}"
     if options.run:
         return train(options.what, options.run, options.folder / name / options.run, options.seed)
+
+    # Train what has not been trained yet, each in a process of its own.
     summaries = {}
     for run in RUNS:
+        folder = options.folder / name / run
         # The demo has no ratings, so that broken ratings do not change it.
-        folder = (
-            options.folder / ("none" if (options.what, run) == ("ratings", "demo") else name) / run
-        )
+        if options.what == "ratings" and run == "demo":
+            folder = options.folder / "none" / run
         if not (folder / "summary.json").exists():
-            command = [
-                sys.executable,
-                "-m",
-                __spec__.name,
-                options.what,
-                "--folder",
-                str(options.folder),
-                "--run",
-                run,
-            ]
-            command += ["--seed", str(options.seed)]
+            command = [sys.executable, "-m", __spec__.name, options.what, "--run", run]
+            command += ["--folder", str(options.folder), "--seed", str(options.seed)]
             subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         summaries[run] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    agree = agreement_in(folder)
-    found = problems(summaries["demo"], summaries["espl"], agree)
-    shown = {
-        run: {key: summary[key] for key in summary if "exact_match" in key}
-        for run, summary in summaries.items()
-    }
-    if options.what == "none":  # the README's output of `make demo`
-        of_demo = options.folder / "none" / "demo"
-        examples = json.loads((of_demo / "trajectories.json").read_text(encoding="utf-8"))
-        Records(RECORDS / "demo.jsonl.gz").add(
-            {"summary": summaries["demo"], "trajectories": examples}
-        )
-    Records(RECORDS / "broken.jsonl.gz").add(
-        {"what": name, **shown, "agreement": round(agree, 4), "found": found}
-    )
-    print(
-        "\n".join(
-            [f"broken: {name}", json.dumps(shown), f"agreement of ratings: {agree:.3f}", *found]
-        )
-    )
-    sys.exit(bool(found) == (options.what == "none"))
+
+    agree = agreement_in(options.folder / name / "espl")
+    complaints = problems(summaries["demo"], summaries["espl"], agree)
+    scores: dict[str, dict[str, Any]] = {}
+    for run, summary in summaries.items():
+        scores[run] = {key: summary[key] for key in summary if "exact_match" in key}
+    # The README's output of `make demo`.
+    if options.what == "none":
+        demo = options.folder / "none" / "demo"
+        examples = json.loads((demo / "trajectories.json").read_text(encoding="utf-8"))
+        record = {"summary": summaries["demo"], "trajectories": examples}
+        Records(RECORDS / "demo.jsonl.gz").add(record)
+    record = {"what": name, **scores, "agreement": round(agree, 4), "found": complaints}
+    Records(RECORDS / "broken.jsonl.gz").add(record)
+    lines = [f"broken: {name}", json.dumps(scores), f"agreement of ratings: {agree:.3f}"]
+    print("\n".join([*lines, *complaints]))
+    sys.exit(bool(complaints) == (options.what == "none"))
 
 
 if __name__ == "__main__":

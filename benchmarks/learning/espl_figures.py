@@ -17,6 +17,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -40,16 +41,7 @@ VARIANTS: dict[str, list[str]] = {
     "policy_edits": ["--reflector", "policy"],
     # GRPO: advantages divided by the deviation, 1/|o| inside the sum; CISPO: clipped weights, a mean over all tokens.
     "rl_grpo": ["--mode", "rl", "--loss_type", "grpo", "--scale_rewards", "group"],
-    "rl_cispo": [
-        "--mode",
-        "rl",
-        "--loss_type",
-        "cispo",
-        "--scale_rewards",
-        "group",
-        "--epsilon_high",
-        "5.0",
-    ],
+    "rl_cispo": shlex.split("--mode rl --loss_type cispo --scale_rewards group --epsilon_high 5.0"),
     "evolution": ["--mode", "evolution"],
     "reflection": ["--mode", "reflection"],
 }
@@ -57,10 +49,10 @@ VARIANTS: dict[str, list[str]] = {
 
 
 class Figure(NamedTuple):
-    """A figure of the paper: its title, the kind of drawing, and the variants that it compares."""
+    """A figure of the paper: its title, its form (`bars`, `curves` or `ratings`), and the variants that it compares."""
 
     title: str
-    kind: str
+    form: str
     variants: Sequence[str]
 
 
@@ -80,15 +72,14 @@ FIGURES = {
 def command(pair: str, variant: str, runs: Path, options: Sequence[str] = ()) -> list[str]:
     """The command's words that train a variant."""
     config = ROOT / "examples" / "configs" / "espl" / f"{CONFIGS.get(pair, pair)}.yaml"
-    chosen = VARIANTS[variant]
-    if (
-        variant == "joint"
-        and pair != "sandbox"
-        and "p_crossover: 0.0" in config.read_text(encoding="utf-8")
-    ):
-        chosen = VARIANTS["mutation_only"]  # BeyondAIME: the paper's best is without crossover
-    where = ["--config", str(config), "--output_dir", str(runs / pair / variant)]
-    return ["espl", *where, *chosen, *options]
+    # BeyondAIME: the paper's best is without crossover.
+    without_crossover = "p_crossover: 0.0" in config.read_text(encoding="utf-8")
+    if variant == "joint" and pair != "sandbox" and without_crossover:
+        variant_options = VARIANTS["mutation_only"]
+    else:
+        variant_options = VARIANTS[variant]
+    paths = ["--config", str(config), "--output_dir", str(runs / pair / variant)]
+    return ["espl", *paths, *variant_options, *options]
 
 
 # The results of a run ------------------------------------------------------------------------------------------------
@@ -96,64 +87,62 @@ def command(pair: str, variant: str, runs: Path, options: Sequence[str] = ()) ->
 
 def curve_of(run: Path) -> list[tuple[int, float]]:
     """Step and mean held-out reward, read from a trainer's folder or from `evolve`'s checkpoint in it."""
-    if (state := run / "trainer_state.json").exists():
-        log = json.loads(state.read_text(encoding="utf-8"))["log_history"]
-        return [
-            (entry["step"], entry["eval_reward"])
-            for entry in log
-            if entry.get("eval_reward") is not None
-        ]
-    if (state := run / "state.json").exists():
-        steps = json.loads(state.read_text(encoding="utf-8"))["steps"]
-        return [
-            (step["step"] + 1, step["held_out"])
-            for step in steps
-            if step.get("held_out") is not None
-        ]
+    trainer_state = run / "trainer_state.json"
+    if trainer_state.exists():
+        log = json.loads(trainer_state.read_text(encoding="utf-8"))["log_history"]
+        evaluated = [entry for entry in log if entry.get("eval_reward") is not None]
+        return [(entry["step"], entry["eval_reward"]) for entry in evaluated]
+    checkpoint = run / "state.json"
+    if checkpoint.exists():
+        steps = json.loads(checkpoint.read_text(encoding="utf-8"))["steps"]
+        evaluated = [step for step in steps if step.get("held_out") is not None]
+        return [(step["step"] + 1, step["held_out"]) for step in evaluated]
     return []
 
 
 def ratings_of(run: Path) -> list[dict[str, Any]]:
     """Id, μ, σ, score and operator of each prompt whose held-out score was measured."""
-    path = next(
-        (run / name for name in ("population.json", "state.json") if (run / name).exists()), None
-    )
-    members = [node.member for node in read_lineage(path).nodes] if path else []
-    return [
-        {
-            "id": member.prompt.id,
-            "mu": member.rating.mu,
-            "sigma": member.rating.sigma,
-            "held_out": member.held_out["mean"],
-            "operator": member.prompt.operator,
-        }
-        for member in members
-        if member.held_out and member.matches
-    ]
+    paths = [run / name for name in ("population.json", "state.json") if (run / name).exists()]
+    if not paths:
+        return []
+    ratings = []
+    for node in read_lineage(paths[0]).nodes:
+        member = node.member
+        if member.held_out and member.matches:
+            ratings.append(
+                {
+                    "id": member.prompt.id,
+                    "mu": member.rating.mu,
+                    "sigma": member.rating.sigma,
+                    "held_out": member.held_out["mean"],
+                    "operator": member.prompt.operator,
+                }
+            )
+    return ratings
 
 
 def data_of(figure: Figure, runs: Mapping[str, Path]) -> dict[str, Any]:
     """The data of a figure: `shown` by variant, and `missing` with the reasons."""
-    if figure.kind == "ratings":
-        points_by_variant: dict[str, Any] = {
-            name: ratings_of(runs[name]) for name in figure.variants
-        }
-    else:
-        points_by_variant = {name: curve_of(runs[name]) for name in figure.variants}
-    shown = {name: points for name, points in points_by_variant.items() if points}
-    if (
-        figure.kind == "bars"
-    ):  # the mean of the last three evaluations, so that no lucky one is chosen
-        shown = {name: fmean(value for _, value in points[-3:]) for name, points in shown.items()}
-    why = "no prompt has a held-out score" if figure.kind == "ratings" else "no held-out rewards"
-    data = {
-        "shown": shown,
-        "missing": {
-            name: f"{runs[name]}: {why}" for name, points in points_by_variant.items() if not points
-        },
-    }
-    if figure.kind == "ratings":
-        data["spearman"] = {name: _spearman(points) for name, points in shown.items()}
+    read_points = ratings_of if figure.form == "ratings" else curve_of
+    reason = "no prompt has a held-out score" if figure.form == "ratings" else "no held-out rewards"
+    points_by_variant: dict[str, Any] = {}
+    missing = {}
+    for name in figure.variants:
+        points = read_points(runs[name])
+        if points:
+            points_by_variant[name] = points
+        else:
+            missing[name] = f"{runs[name]}: {reason}"
+
+    if figure.form == "bars":
+        # The mean of the last three evaluations, so that no lucky one is chosen.
+        bars = {}
+        for name, points in points_by_variant.items():
+            bars[name] = fmean(score for _, score in points[-3:])
+        return {"shown": bars, "missing": missing}
+    data = {"shown": points_by_variant, "missing": missing}
+    if figure.form == "ratings":
+        data["spearman"] = {name: _spearman(points) for name, points in points_by_variant.items()}
     return data
 
 
@@ -163,45 +152,32 @@ def _spearman(points: Sequence[Mapping[str, Any]]) -> float | None:
     return None if value != value else round(value, 3)
 
 
-def draw(figure: Figure, shown: Mapping[str, Any], path: Path, title: str) -> None:
-    """Draw a figure and write it to `path`."""
+def draw(figure: Figure, values: Mapping[str, Any], path: Path, title: str) -> None:
+    """Draw a figure of what its variants have reached and write it to `path`."""
     picture = figure_class()(figsize=(6, 3.6), layout="constrained")
     axis = picture.subplots()
     axis.set_title(title)
-    if figure.kind == "bars":
-        bars = axis.bar(
-            list(shown),
-            list(shown.values()),
-            color=[LINES[n % len(LINES)][0] for n in range(len(shown))],
-        )
+    if figure.form == "bars":
+        colours = [LINES[number % len(LINES)][0] for number in range(len(values))]
+        bars = axis.bar(list(values), list(values.values()), color=colours)
         axis.bar_label(bars, fmt="%.3f")
         axis.set_ylabel("held-out reward")
-    elif figure.kind == "curves":
-        for (name, points), (colour, dashes) in zip(shown.items(), LINES, strict=False):
-            axis.plot(
-                *zip(*points, strict=True), label=name, color=colour, dashes=dashes, marker="."
-            )
+    elif figure.form == "curves":
+        for (name, points), (colour, dashes) in zip(values.items(), LINES, strict=False):
+            steps, rewards = zip(*points, strict=True)
+            axis.plot(steps, rewards, label=name, color=colour, dashes=dashes, marker=".")
         axis.set(xlabel="training step", ylabel="held-out reward")
         axis.legend(fontsize="small")
     else:
-        for points in shown.values():
-            mu = [point["mu"] for point in points]
-            score = [point["held_out"] for point in points]
-            axis.errorbar(
-                mu,
-                score,
-                xerr=[point["sigma"] for point in points],
-                fmt="o",
-                color=LINES[0][0],
-                ecolor="#9CC9E3",
-            )
+        for points in values.values():
+            ratings = [point["mu"] for point in points]
+            scores = [point["held_out"] for point in points]
+            deviations = [point["sigma"] for point in points]
+            colour = LINES[0][0]
+            axis.errorbar(ratings, scores, xerr=deviations, fmt="o", color=colour, ecolor="#9CC9E3")
             for point in points:
-                axis.annotate(
-                    str(point["id"]),
-                    (point["mu"], point["held_out"]),
-                    (4, 4),
-                    textcoords="offset points",
-                )
+                position = (point["mu"], point["held_out"])
+                axis.annotate(str(point["id"]), position, (4, 4), textcoords="offset points")
         axis.set(xlabel="rating μ ± σ", ylabel="held-out reward")
     axis.grid(alpha=0.3)
     picture.savefig(path, dpi=110)
@@ -223,13 +199,9 @@ def train(pair: str, variant: str, runs: Path, options: Sequence[str]) -> None:
     folder = runs / pair / variant
     prepare_guarded(runs / pair)
     shutil.copytree(runs / pair / "warm_start", folder / "warm_start", dirs_exist_ok=True)
-    program = [
-        sys.executable,
-        "-m",
-        "agentic_prompting.cli.train_program",
-        *command(pair, variant, runs, options),
-    ]
-    subprocess.run(program, check=True, stdout=sys.stderr)
+    program = [sys.executable, "-m", "agentic_prompting.cli.train_program"]
+    arguments = command(pair, variant, runs, options)
+    subprocess.run([*program, *arguments], check=True, stdout=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -251,33 +223,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     pair = options.pair or "sandbox"
     figures = {name: FIGURES[name] for name in options.figures}
     runs = {name: options.runs / pair / name for name in VARIANTS}
-    needed = dict.fromkeys(name for figure in figures.values() for name in figure.variants)
+
+    # Variants of these figures without a finished run: trained here in the sandbox, else named with their commands.
+    needed = dict.fromkeys(chain.from_iterable(figure.variants for figure in figures.values()))
     missing = [name for name in needed if not curve_of(runs[name])]
     if options.sandbox:
-        every = max(1, options.steps // 6)
+        eval_steps = max(1, options.steps // 6)
+        lengths = ["--max_steps", str(options.steps), "--eval_steps", str(eval_steps)]
         for name in missing:
-            train(
-                pair,
-                name,
-                options.runs,
-                [*SANDBOX, "--max_steps", str(options.steps), "--eval_steps", str(every)],
-            )
+            train(pair, name, options.runs, [*SANDBOX, *lengths])
         missing = []
-    result: dict[str, Any] = {
-        "pair": pair,
-        "figures": {name: data_of(figure, runs) for name, figure in figures.items()},
-    }
-    start = ["accelerate", "launch", "--quiet", "-m", "agentic_prompting.cli.train_program"]
-    result["to_train"] = {
-        name: shlex.join([*start, *command(pair, name, options.runs)]) for name in missing
-    }
+    data = {name: data_of(figure, runs) for name, figure in figures.items()}
+    launch = ["accelerate", "launch", "--quiet", "-m", "agentic_prompting.cli.train_program"]
+    to_train = {}
+    for name in missing:
+        to_train[name] = shlex.join([*launch, *command(pair, name, options.runs)])
+    result = {"pair": pair, "figures": data, "to_train": to_train}
+
     for name, figure in figures.items():
-        if options.draw and result["figures"][name]["shown"]:
+        if options.draw and data[name]["shown"]:
             options.draw.mkdir(parents=True, exist_ok=True)
             picture = options.draw / f"figure_{name}_{pair}.png"
-            title = f"{figure.title}, {pair}{' (says nothing about real models)' if options.sandbox else ''}"
-            draw(figure, result["figures"][name]["shown"], picture, title)
-            result["figures"][name]["picture"] = str(picture)
+            title = f"{figure.title}, {pair}"
+            if options.sandbox:
+                title += " (says nothing about real models)"
+            draw(figure, data[name]["shown"], picture, title)
+            data[name]["picture"] = str(picture)
     print(json.dumps(result))
 
 

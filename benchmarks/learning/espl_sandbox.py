@@ -29,15 +29,17 @@ def spearman(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Rank correlation, ties at their mean rank; NaN where one side is constant."""
     from scipy.stats import spearmanr
 
-    return (
-        float(spearmanr(ours, theirs).statistic) if len({*ours}) > 1 < len({*theirs}) else math.nan
-    )
+    if len(set(ours)) < 2 or len(set(theirs)) < 2:
+        return math.nan
+    return float(spearmanr(ours, theirs).statistic)
 
 
 def partial(ab: float, ac: float, bc: float) -> float:
     """The correlation of a and b with c held fixed."""
-    left = (1 - ac**2) * (1 - bc**2)
-    return (ab - ac * bc) / left**0.5 if left > 0 else math.nan
+    unexplained = (1 - ac**2) * (1 - bc**2)
+    if unexplained <= 0:
+        return math.nan
+    return (ab - ac * bc) / unexplained**0.5
 
 
 def correlations(rated: Sequence[tuple[float, float, int]]) -> dict[str, float]:
@@ -88,33 +90,32 @@ def measure_overhead(folder: Path, rounds: int, steps: int) -> dict[str, float]:
     from benchmarks.learning.league_cell import prepare
 
     sandbox = prepare("rules", SEED)
-    times = {"joint": [], "rl": []}
-    shared = {"max_steps": steps, "seed": SEED}
+    times: dict[str, list[float]] = {"joint": [], "rl": []}
     for turn in range(rounds):
-        for mode in (
-            ("joint", "rl") if turn % 2 else ("rl", "joint")
-        ):  # take turns at being first, in a fresh process
-            args = ESPLConfig(
-                **settings(ESPL, **shared, mode=mode, output_dir=str(folder / f"{mode}-{turn}"))
-            )
-            idle = (
-                ScriptedChat(lambda messages: "```json\n[]\n```", latency=0.05)
-                if args.evolves
-                else None
-            )
+        # They take turns at being first, in a fresh process.
+        modes = ("joint", "rl") if turn % 2 else ("rl", "joint")
+        for mode in modes:
+            options = {
+                "max_steps": steps,
+                "seed": SEED,
+                "mode": mode,
+                "output_dir": str(folder / f"{mode}-{turn}"),
+            }
+            args = ESPLConfig(**settings(ESPL, **options))
+            idle_reflector = ScriptedChat(lambda messages: "```json\n[]\n```", latency=0.05)
             trainer = train(
                 ESPLTrainer,
                 args,
                 sandbox,
                 LLMEnvironment(sandbox.oracle),
                 reward_funcs=PromptR1Reward(),
-                reference=idle,
+                reference=idle_reflector if args.evolves else None,
                 initial_prompt=sandbox.root,
             )
-            logged = [
-                entry["step_time"] for entry in trainer.state.log_history if "step_time" in entry
-            ]
-            times[mode] += logged[1:]  # the first one compiles and fills caches
+            logs = trainer.state.log_history
+            step_times = [entry["step_time"] for entry in logs if "step_time" in entry]
+            # The first step compiles and fills caches.
+            times[mode] += step_times[1:]
     return {mode: statistics.median(values) for mode, values in times.items()}
 
 
@@ -128,14 +129,15 @@ def main() -> None:
     options = parser.parse_args()
     started = time.perf_counter()
     os.environ["OMP_NUM_THREADS"] = "1"
-    seconds = measure_overhead(options.output, rounds=2 if options.quick else 3, steps=6)
+    rounds = 2 if options.quick else 3
+    seconds = measure_overhead(options.output, rounds, steps=6)
     ratio = seconds["joint"] / seconds["rl"]
     print(
         f"median step: joint {seconds['joint']:.3f} s, rl {seconds['rl']:.3f} s, ratio {ratio:.3f}"
     )
     result = {
         "overhead_ratio": round(ratio, 3),
-        "step_seconds": {k: round(v, 3) for k, v in seconds.items()},
+        "step_seconds": {mode: round(value, 3) for mode, value in seconds.items()},
     }
     if options.json:
         result |= {

@@ -49,22 +49,24 @@ from benchmarks.learning.league_cell import run
 from benchmarks.paper_tables.estimates import seed_interval
 
 RECORDS = RECORDED / "league_two.jsonl.gz"
-SETTINGS = tuple(
-    (world, reflector) for world in ("rules", "many", "misleading") for reflector in ("easy", ".7")
-)
-# 42's warm start comes with the package
+SETTINGS = tuple(product(("rules", "many", "misleading"), ("easy", ".7")))
 SEEDS = tuple(range(521, 537))
+# The warm start of 42 comes with the package.
 TUNING_SEEDS = (1, 2, 3, 42)
 PRIMARY = ("joint", "one call", "GEPA, then GRPO")
 SECONDARY = ("one call, paired", "rl")
 DISTILLED = ("joint, then imitation", "joint, then on-policy")
 ORDER = (*PRIMARY, *SECONDARY, *DISTILLED)
-HEADING = "## The second league of E-SPL"  # of the protocol
-# not worse by more; calls until this exact match, on the mean of so many batches
+HEADING = "## The second league of E-SPL"
+"""The protocol's heading."""
 MARGIN = 0.05
+"""One call counts as good if it is not worse by more."""
 GOOD = 0.8
 BATCHES = 3
-AGAINST = (  # what would count against us, the outcome that decides it, its lower bound, and what that must be above
+"""Calls are counted until the mean of so many batches has the exact match `GOOD`."""
+
+# What would count against us, the outcome that decides it, its lower bound, and what that must be above.
+AGAINST = (
     (
         f"one call is worse than joint training by more than {MARGIN}, or that cannot be excluded",
         "one_call_minus_joint",
@@ -79,7 +81,8 @@ AGAINST = (  # what would count against us, the outcome that decides it, its low
         0.0,
     ),
 )
-FURTHER = {  # outcomes without a verdict; the first one is not in the protocol
+# Outcomes without a verdict; the first one is not in the protocol.
+FURTHER = {
     "joint_minus_gepa": "Not asked by the protocol: joint training minus GEPA, then GRPO",
     "imitation_minus_joint": "Imitation minus its teacher",
     "on_policy_minus_joint": "On-policy distillation, with a teacher that moved, minus its teacher",
@@ -87,8 +90,10 @@ FURTHER = {  # outcomes without a verdict; the first one is not in the protocol
 }
 # Weights and prompt that are scored besides the trained weights under the final prompt.
 OTHERS = ("base, first", "base, final", "trained, first")
-FORK = multiprocessing.get_context("fork")  # this process never imports torch
-UNLOCKED = 0.5  # exact match on the questions that end on a relation
+# This process never imports torch, so that it can be forked.
+FORK = multiprocessing.get_context("fork")
+UNLOCKED = 0.5
+"""The exact match on the questions that end on a relation from which on its word is known."""
 
 Cell = tuple[str, str, int, str]
 
@@ -97,7 +102,8 @@ def cells(seeds: Sequence[int] = SEEDS) -> Iterator[Cell]:
     """World, reflector, seed and method of each cell of the protocol, in the order of the runs."""
     for methods in (PRIMARY, SECONDARY):
         for (world, reflector), seed, method in product(SETTINGS, seeds, methods):
-            if method == "rl" and reflector != "easy":  # RL has no reflector: it runs once
+            # RL has no reflector: it runs once.
+            if method == "rl" and reflector != "easy":
                 continue
             yield world, reflector, seed, method
     world, reflector = SETTINGS[0]
@@ -108,19 +114,21 @@ def cells(seeds: Sequence[int] = SEEDS) -> Iterator[Cell]:
 # --- pure: what the cells say -------------------------------------------------------------------------------------
 
 
-Found = Mapping[Cell, Mapping[str, Any]]
+RecordsByCell = Mapping[Cell, Mapping[str, Any]]
+
+
+def cell_of(record: Mapping[str, Any]) -> Cell:
+    """The cell that a record is of."""
+    return record["world"], record["reflector"], record["seed"], record["method"]
 
 
 def by_cell(records: Iterable[Mapping[str, Any]]) -> dict[Cell, Mapping[str, Any]]:
     """Records by their cell."""
-    return {
-        (record["world"], record["reflector"], record["seed"], record["method"]): record
-        for record in records
-    }
+    return {cell_of(record): record for record in records}
 
 
 def difference(
-    found: Found, method: str, other: str, settings: Sequence[tuple[str, str]]
+    records: RecordsByCell, method: str, other: str, settings: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
     """Exact match of a method minus another's: the mean over the settings, paired by seed.
 
@@ -128,29 +136,31 @@ def difference(
         `dict`: `mean`, `low`, `high` (95 %), `low_one_sided` (95 %), and `n`, the seeds that have all of these cells.
     """
     values = []
-    for seed in sorted({seed for _, _, seed, _ in found}):
+    for seed in sorted({seed for _, _, seed, _ in records}):
         gaps = []
         for setting in settings:
-            record = found.get((*setting, seed, method))
-            other_record = found.get((*setting, seed, other))
+            record = records.get((*setting, seed, method))
+            other_record = records.get((*setting, seed, other))
             if record is not None and other_record is not None:
                 gaps.append(share(record["correct"]) - share(other_record["correct"]))
         if len(gaps) == len(settings):
             values.append(statistics.fmean(gaps))
     if not values:
         return {"n": 0}
-    one_sided = seed_interval(values, 0.9).low if len(values) > 1 else None
-    return {
-        **interval(values),
-        "low_one_sided": one_sided and round(one_sided, 4),
-        "n": len(values),
-    }
+    low_one_sided = None
+    if len(values) > 1:
+        low_one_sided = round(seed_interval(values, 0.9).low, 4)
+    return {**interval(values), "low_one_sided": low_one_sided, "n": len(values)}
 
 
-def complete(found: Found, methods: Sequence[str]) -> list[tuple[str, str]]:
+def complete(records: RecordsByCell, methods: Sequence[str]) -> list[tuple[str, str]]:
     """The settings that have the cells of these methods on all seeds: those that the primary outcome is about."""
-    runs = list(product(SEEDS, methods))
-    return [setting for setting in SETTINGS if all((*setting, *run) in found for run in runs)]
+    settings = []
+    for setting in SETTINGS:
+        expected = {(*setting, seed, method) for seed, method in product(SEEDS, methods)}
+        if expected <= records.keys():
+            settings.append(setting)
+    return settings
 
 
 def calls_until_good(curve: Sequence[tuple[int, float]]) -> int | None:
@@ -272,22 +282,23 @@ def verdicts(records: Sequence[Mapping[str, Any]]) -> str:
         planned[setting] += 1
         absent[setting] += cell not in measured
     if any(absent.values()):
-        counts = [
-            f"*{setting}*, {absent[setting]} of {planned[setting]}"
-            for setting in planned
-            if absent[setting]
-        ]
+        counts = []
+        for setting, count in planned.items():
+            if absent[setting]:
+                counts.append(f"*{setting}*, {absent[setting]} of {count}")
         lines.append(f"- Cells that are not run yet: {'; '.join(counts)}.")
     return "\n".join(lines)
 
 
-def missing(records: Iterable[Mapping[str, Any]], wanted: Iterable[Cell]) -> dict[str, int]:
-    """By setting and method: how many of the wanted cells are not done."""
+def missing(records: Iterable[Mapping[str, Any]], planned: Iterable[Cell]) -> dict[str, int]:
+    """By setting and method: how many of the planned cells are not done."""
     done = by_cell(records)
-    absent = [cell for cell in wanted if cell not in done]
-    return dict(
-        Counter(f"{world}, {reflector}, {method}" for world, reflector, _, method in absent)
-    )
+    counts: Counter[str] = Counter()
+    for cell in planned:
+        if cell not in done:
+            world, reflector, _, method = cell
+            counts[f"{world}, {reflector}, {method}"] += 1
+    return dict(counts)
 
 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
@@ -301,19 +312,8 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
             if row["good"]:
                 good = f"{row['calls_until_good']} ({good})"
             rank = shown(row["spearman"], digits=2)
-            rows.append(
-                [
-                    setting,
-                    method,
-                    shown(row),
-                    row["n"],
-                    *shares,
-                    row["calls"],
-                    good,
-                    row["unlocked"],
-                    rank,
-                ]
-            )
+            figures = [setting, method, shown(row), row["n"], *shares, row["calls"]]
+            rows.append([*figures, good, row["unlocked"], rank])
     titles = "world and reflector,method,exact match [95 %],seeds,warm start and first prompt,warm start and final prompt"
     titles += ",trained and first prompt,calls,calls until .8,unlocked,Spearman of rating"
     return markdown(titles.split(","), rows)
@@ -361,8 +361,7 @@ def path_of(folder: Path, cell: Cell) -> Path:
 def restore(folder: Path, recorded: Iterable[Mapping[str, Any]]) -> None:
     """Write the cells that another machine has recorded and that this folder lacks, so that they are not run again."""
     for record in recorded:
-        cell = (record["world"], record["reflector"], record["seed"], record["method"])
-        path = path_of(folder, cell)
+        path = path_of(folder, cell_of(record))
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(path, json.dumps(record))
@@ -374,9 +373,8 @@ def work(todo: Iterable[Cell], folder: Path, **options: Any) -> None:
     A cell that fails is logged and passed over: the same command tries it again.
     """
     about = {
-        "commit": git(
-            "rev-parse", "--short=12", "HEAD"
-        ),  # of the code that this process has loaded
+        # The commit of the code that this process has loaded.
+        "commit": git("rev-parse", "--short=12", "HEAD"),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
     }
     for cell in todo:
@@ -452,20 +450,27 @@ def main() -> None:
     started = time.perf_counter()
     folder = options.folder / "quick" if options.quick else options.folder
     os.environ["OMP_NUM_THREADS"] = "1"
-    todo = list(cells(options.seeds or SEEDS))
     if options.quick:
         todo = [(*SETTINGS[0], 42, method) for method in PRIMARY]
-    if not options.quick:
+        expected = todo
+        run_options = {"steps": 4}
+    else:
+        todo = list(cells(options.seeds or SEEDS))
+        expected = list(cells())
+        run_options = {}
         restore(folder, Records(RECORDS).read())
     if not options.report:
-        work(todo, folder, **({"steps": 4} if options.quick else {}))
+        work(todo, folder, **run_options)
     records = read(folder)
     if options.collect:
         RECORDS.unlink(missing_ok=True)
         Records(RECORDS).write(records)
-    print(f"{table(records)}\n\n{verdicts(records)}" if records else "no cell is done yet")
+    if records:
+        print(f"{table(records)}\n\n{verdicts(records)}")
+    else:
+        print("no cell is done yet")
     result = {
-        "missing": missing(records, todo if options.quick else cells()),
+        "missing": missing(records, expected),
         "leaks": sum(record.get("leaks", 0) for record in records),
         "protocol_first": protocol_first(record["commit"] for record in records),
         **outcomes(records),

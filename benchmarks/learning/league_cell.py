@@ -10,21 +10,28 @@ import hashlib
 import io
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab import ESPL, REPOSITORY, ask, correct, quiet, settings, share, train
+
+if TYPE_CHECKING:
+    from agentic_prompting.evolution import SystemPrompt
+    from agentic_prompting.llm import ChatModel, Message, Reply
 
 WARM_STARTS = REPOSITORY / "runs" / "warm_starts"
 MAX_CALLS = 3000
 TEMPERATURE = 0.7
 GEPA_VALIDATION = 64
 IMITATION_EPOCHS = 3
-RATED_QUESTIONS = 128  # held-out questions that each rated prompt is asked in the end
-ACCURACY = {"easy": None, ".7": 0.7}  # of the reflectors; `easy` is GuardedReflector
+# Held-out questions that each rated prompt is asked in the end.
+RATED_QUESTIONS = 128
+# The accuracy of each reflector; `easy` is GuardedReflector.
+ACCURACY = {"easy": None, ".7": 0.7}
 ONE_CALL = {"reflection": "one_call", "p_crossover": 0.0}
 
 # Phases: a mode of the trainer, `gepa` or `imitate`; its share of the rollouts; options that differ from the file's.
@@ -43,20 +50,21 @@ GONE = {
 }
 
 
-class Counted:
+class CountedChat:
     """A [`ChatModel`] that counts its calls and refuses those beyond its budget."""
 
-    def __init__(self, chat: Any, most: int):
+    def __init__(self, chat: ChatModel, max_calls: int):
         self.chat = chat
-        self.most = most
+        self.max_calls = max_calls
         self.calls = 0
 
-    async def __call__(self, messages: Any, **options: Any) -> Any:
+    async def __call__(self, messages: Sequence[Message], **options: Any) -> Reply:
         from agentic_prompting.llm import BudgetExceeded, Reply
 
         self.calls += 1
-        if self.calls > self.most:
-            return Reply(error=BudgetExceeded(f"{self.most} calls are what every method gets"))
+        if self.calls > self.max_calls:
+            message = f"{self.max_calls} calls are what every method gets"
+            return Reply(error=BudgetExceeded(message))
         return await self.chat(messages, **options)
 
 
@@ -82,16 +90,14 @@ def training_code() -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
 
 
-def reflector_of(sandbox: Any, kind: str, seed: int) -> Any:
+def make_reflector(sandbox: Any, reflector: str, seed: int) -> ChatModel:
     """A reflector of `ACCURACY`, by its name."""
     from agentic_prompting.sandbox import GuardedReflector, HonestReflector
 
-    accuracy = ACCURACY[kind]
-    return (
-        GuardedReflector(sandbox.mistakes, seed)
-        if accuracy is None
-        else HonestReflector(accuracy, seed)
-    )
+    accuracy = ACCURACY[reflector]
+    if accuracy is None:
+        return GuardedReflector(sandbox.mistakes, seed)
+    return HonestReflector(accuracy, seed)
 
 
 def run(
@@ -112,28 +118,42 @@ def run(
         )
     started = time.perf_counter()
     sandbox = prepare(world, seed)
-    counted = Counted(reflector_of(sandbox, reflector, seed), MAX_CALLS)
-    agent = Agent(sandbox, seed, Path(sandbox.model), sandbox.root, counted)
+    chat = CountedChat(make_reflector(sandbox, reflector, seed), MAX_CALLS)
+    agent = Agent(sandbox, seed, Path(sandbox.model), sandbox.root, chat)
+
+    # The phases, each with a folder of its own.
     name = method.replace(", ", "-").replace(" ", "-")
-    for number, (kind, portion, changes) in enumerate(METHODS[method]):
-        own = {"gepa": agent.gepa, "imitate": agent.imitate}
-        phase = own.get(kind, agent.train)
+    for number, (mode, portion, changes) in enumerate(METHODS[method]):
         agent.output = folder / world / reflector / str(seed) / f"{name}-{number}"
+        phase_steps = max(1, round(steps * portion))
         with redirect_stdout(io.StringIO()):
-            phase(max(1, round(steps * portion)), mode=kind, **changes)
-    return {
-        **{"world": world, "reflector": reflector, "seed": seed, "method": method, "steps": steps},
-        **{"correct": answers(sandbox, agent.model, agent.prompt), "ends": _ends(sandbox)},
-        **{
-            "guarded": list(sandbox.oracle.rules),
-            "rollouts": agent.rollouts,
-            "calls": min(counted.calls, MAX_CALLS),
-        },
-        **{"curve": agent.curve, "rated": agent.rated(), "prompt": agent.prompt.text},
-        **{"others": agent.others()},
-        **({"leaks": leaks(world, seed)} if method == "joint" else {}),
-        **{"seconds": round(time.perf_counter() - started)},
+            if mode == "gepa":
+                agent.optimise_with_gepa(phase_steps)
+            elif mode == "imitate":
+                agent.imitate(phase_steps)
+            else:
+                agent.train(phase_steps, mode=mode, **changes)
+
+    record = {
+        "world": world,
+        "reflector": reflector,
+        "seed": seed,
+        "method": method,
+        "steps": steps,
+        "correct": answers(sandbox, agent.model, agent.prompt),
+        "ends": _ends(sandbox),
+        "guarded": list(sandbox.oracle.rules),
+        "rollouts": agent.rollouts,
+        "calls": min(chat.calls, MAX_CALLS),
+        "curve": agent.curve,
+        "rated": agent.rated(),
+        "prompt": agent.prompt.text,
+        "others": agent.other_scores(),
     }
+    if method == "joint":
+        record["leaks"] = leaks(world, seed)
+    record["seconds"] = round(time.perf_counter() - started)
+    return record
 
 
 @dataclass
@@ -143,8 +163,8 @@ class Agent:
     sandbox: Any
     seed: int
     model: Path
-    prompt: Any
-    reflector: Counted
+    prompt: SystemPrompt
+    reflector: CountedChat
     output: Path = Path()
     rollouts: int = 0
     trainer: Any = None
@@ -154,14 +174,16 @@ class Agent:
         """Train with E-SPL's trainer, in one of its modes."""
         from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, PromptR1Reward
 
-        # `exist_ok` of a folder that a cell left behind when it was killed: it is begun anew.
         options = {
             "max_steps": steps,
             "seed": self.seed,
             "output_dir": str(self.output),
+            # A cell that was killed leaves a folder behind; it begins again.
             "overwrite": True,
+            "per_device_eval_batch_size": 96,
+            **changes,
         }
-        args = ESPLConfig(**settings(ESPL, **options, per_device_eval_batch_size=96, **changes))
+        args = ESPLConfig(**settings(ESPL, **options))
         self.trainer = train(
             ESPLTrainer,
             args,
@@ -173,36 +195,37 @@ class Agent:
             reference=self.reflector if args.evolves else None,
             initial_prompt=self.prompt,
         )
-        self._learned(steps * args.generation_batch_size)
+        self._take_over(steps * args.generation_batch_size)
 
     def _watch(self, trainer: Any) -> None:
-        """Keep the calls so far and the exact match of each training batch."""
-        after = trainer._after_rewards
+        """Add to the curve the calls so far and the exact match of each training batch."""
+        after_rewards = trainer._after_rewards
 
-        def kept(batch: Any, totals: Any) -> None:
+        def add_to_curve(batch: Any, totals: Any) -> None:
             if batch.position.is_training:
                 self.curve.append((self.reflector.calls, round(share(correct(batch.rollouts)), 4)))
-            after(batch, totals)
+            after_rewards(batch, totals)
 
-        trainer._after_rewards = kept
+        trainer._after_rewards = add_to_curve
 
-    def imitate(self, steps: int, mode: str) -> None:
+    def imitate(self, steps: int) -> None:
         """Distill the prompt into the weights, with the rollouts of `steps` steps."""
         args = self.trainer.args
-        rows = self.sandbox.train.select(
-            range(steps * args.generation_batch_size // args.num_generations)
+        row_count = steps * args.generation_batch_size // args.num_generations
+        rows = self.sandbox.train.select(range(row_count))
+        self.trainer.distill(
+            rows, num_train_epochs=IMITATION_EPOCHS, per_device_train_batch_size=32
         )
-        batch = {"per_device_train_batch_size": 32}
-        self.trainer.distill(rows, num_train_epochs=IMITATION_EPOCHS, **batch)
-        self._learned(len(rows) * args.num_generations)
+        self._take_over(len(rows) * args.num_generations)
 
-    def _learned(self, rollouts: int) -> None:
+    def _take_over(self, rollouts: int) -> None:
+        """Save the trainer's weights; take them and its prompt to the next phase."""
         self.trainer.save_model(str(self.output))
         self.model = self.output
         self.prompt = self.trainer.final_prompt()
         self.rollouts += rollouts
 
-    def gepa(self, steps: int, mode: str) -> None:
+    def optimise_with_gepa(self, steps: int) -> None:
         """Optimise the prompt with the authors' package, for the rollouts of `steps` steps and one iteration."""
         import gepa
 
@@ -223,7 +246,7 @@ class Agent:
             trainset=rows[GEPA_VALIDATION:],
             valset=rows[:GEPA_VALIDATION],
             adapter=AgentAdapter(agent, PromptR1Reward()),
-            reflection_lm=lambda asked: complete(self.reflector, asked).text,
+            reflection_lm=lambda request: complete(self.reflector, request).text,
             max_metric_calls=steps * batch,
             seed=self.seed,
         )
@@ -234,30 +257,30 @@ class Agent:
         """Rating, exact match on some held-out questions and id of each prompt that was rated, under these weights."""
         if self.trainer is None or self.trainer.prompts.is_distilled:
             return []
-        members = [member for member in self.trainer.population.members if member.matches]
-        return [
-            (
-                round(one.rating.mu, 6),
-                share(answers(self.sandbox, self.model, one.prompt, RATED_QUESTIONS)),
-                one.prompt.id,
-            )
-            for one in members
-        ]
+        rated = []
+        for member in self.trainer.population.members:
+            if member.matches:
+                correct_flags = answers(self.sandbox, self.model, member.prompt, RATED_QUESTIONS)
+                rating = round(member.rating.mu, 6)
+                rated.append((rating, share(correct_flags), member.prompt.id))
+        return rated
 
-    def others(self) -> dict[str, float]:
-        """The value of the final prompt, and of the weights. The table's other three cells."""
+    def other_scores(self) -> dict[str, float]:
+        """The table's other three cells: the value of the final prompt, and of the weights."""
         start = Path(self.sandbox.model)
-        first = self.sandbox.root
-        final = self.prompt
+        first_prompt = self.sandbox.root
         pairs = {
-            "base, first": (start, first),
-            "base, final": (start, final),
-            "trained, first": (self.model, first),
+            "base, first": (start, first_prompt),
+            "base, final": (start, self.prompt),
+            "trained, first": (self.model, first_prompt),
         }
-        return {name: round(share(answers(self.sandbox, *pair)), 4) for name, pair in pairs.items()}
+        scores = {}
+        for name, (model, prompt) in pairs.items():
+            scores[name] = round(share(answers(self.sandbox, model, prompt)), 4)
+        return scores
 
 
-def answers(sandbox: Any, model: Path, prompt: Any, questions: int | None = None) -> str:
+def answers(sandbox: Any, model: Path, prompt: SystemPrompt, questions: int | None = None) -> str:
     """`1` or `0` for each held-out question, sampled at the temperature that all methods share."""
     from agentic_prompting import LLMEnvironment
 
@@ -267,14 +290,16 @@ def answers(sandbox: Any, model: Path, prompt: Any, questions: int | None = None
 
 
 def _ends(sandbox: Any) -> list[str]:
+    """The relation that each held-out question ends on."""
     from agentic_prompting.sandbox import parse_question
 
-    return [parse_question(row["question"], sandbox.oracle.world).chain[-1] for row in sandbox.test]
+    world = sandbox.oracle.world
+    return [parse_question(row["question"], world).chain[-1] for row in sandbox.test]
 
 
 def leaks(world: str, seed: int) -> int:
     """Facts about held-out countries that the policy was shown before: what docs/evidence.md forbids."""
     sys.path.insert(0, str(REPOSITORY / "tests"))
-    from support.leaks import leaks as found
+    from support.leaks import leaks as find_leaks
 
-    return len(found(world, seed))
+    return len(find_leaks(world, seed))

@@ -24,7 +24,8 @@ METHODS = (
     "joint, mutation only",
     "reflection",
 )
-CORE = METHODS[:5]  # in the worlds after the first
+# The methods in the worlds after the first.
+CORE = METHODS[:5]
 
 # The outcomes that the protocol counts against us: the world, the outcome, and the test on differences from `joint`.
 AGAINST: list[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, float]], bool]]] = [
@@ -73,12 +74,13 @@ def _row(
     of_seed: Mapping[int, Mapping[str, Any]], joint: Mapping[int, Mapping[str, Any]]
 ) -> dict[str, Any]:
     shares = {seed: share(record["correct"]) for seed, record in of_seed.items()}
-    pairs = [
-        value - share(joint[seed]["correct"]) for seed, value in shares.items() if seed in joint
-    ]
+    differences = []
+    for seed, score in shares.items():
+        if seed in joint:
+            differences.append(score - share(joint[seed]["correct"]))
     return {
         **interval(list(shares.values())),
-        "minus_joint": interval(pairs) if pairs else None,
+        "minus_joint": interval(differences) if differences else None,
         "seeds": sorted(shares),
         "rollouts": round(statistics.fmean(record["rollouts"] for record in of_seed.values())),
         "calls": round(statistics.fmean(record["calls"] for record in of_seed.values())),
@@ -104,33 +106,33 @@ def verdicts(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """The place of joint training in each world, and whether the outcomes of `AGAINST` came true."""
     lines = []
     for world, methods in worlds.items():
-        order = sorted(methods, key=lambda method: -methods[method]["mean"])
         if "joint" in methods:
-            place = order.index("joint") + 1
-            other = f"not first but number {place} of {len(order)}; first is {order[0]}"
-            lines.append(
-                f"- *{world}*: joint training is {other if place > 1 else f'first of {len(order)}'}."
-            )
-    for world, what, others, counts in AGAINST:
-        rows = {other: worlds.get(world, {}).get(other) for other in others}
-        if any(
-            row is None or row["minus_joint"] is None or row["minus_joint"]["low"] is None
-            for row in rows.values()
-        ):
-            lines.append(f"- Not decided yet: {what}.")
+            order = sorted(methods, key=lambda method: -methods[method]["mean"])
+            rank = order.index("joint") + 1
+            standing = f"first of {len(order)}"
+            if rank > 1:
+                standing = f"not first but number {rank} of {len(order)}; first is {order[0]}"
+            lines.append(f"- *{world}*: joint training is {standing}.")
+
+    for world, outcome, compared_methods, counts_against in AGAINST:
+        # Each method's difference from joint training; without an interval nothing is decided.
+        differences: dict[str, Mapping[str, float]] = {}
+        for method in compared_methods:
+            row = worlds.get(world, {}).get(method, {})
+            difference = row.get("minus_joint")
+            if difference is not None and difference["low"] is not None:
+                differences[method] = difference
+        if len(differences) < len(compared_methods):
+            lines.append(f"- Not decided yet: {outcome}.")
             continue
-        differences = ", ".join(
-            f"{other} {shown(row['minus_joint'], '+')}" for other, row in rows.items() if row
-        )
-        said = (
-            "**Against us**"
-            if any(counts(row["minus_joint"]) for row in rows.values() if row)
-            else "Not so"
-        )
-        lines.append(f"- {said}: {what}. Minus joint: {differences}.")
+        came_true = any(map(counts_against, differences.values()))
+        verdict = "**Against us**" if came_true else "Not so"
+        listed = ", ".join(f"{method} {shown(row, '+')}" for method, row in differences.items())
+        lines.append(f"- {verdict}: {outcome}. Minus joint: {listed}.")
     return "\n".join(lines)
 
 
 def missing(world: str, methods: Iterable[str]) -> list[str]:
     """The protocol's methods for a world that are missing among `methods`."""
-    return [method for method in (METHODS if world == WORLDS[0] else CORE) if method not in methods]
+    expected = METHODS if world == WORLDS[0] else CORE
+    return [method for method in expected if method not in methods]

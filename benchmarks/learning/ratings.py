@@ -77,36 +77,33 @@ class World:
     def strength(self, prompt: SystemPrompt) -> float:
         """The prompt's effect in logits, under the weights of the moment."""
         texts = prompt.principles or ()
-        help_ = sum(text.startswith("help") for text in texts)
-        return SIZE * (2 * help_ - len(texts)) + self.drifted[prompt.id or 0]
+        helpful_count = sum(text.startswith("help") for text in texts)
+        return SIZE * (2 * helpful_count - len(texts)) + self.drifted[prompt.id or 0]
 
     def level(self) -> float:
         return -2.0 + self.gain * self.step / STEPS
 
     def quality(self, prompt: SystemPrompt) -> float:
+        """The expected share of right answers under a prompt."""
         return statistics.fmean(
-            _sigmoid(self.level() + self.strength(prompt) + x) for x in self.problems
+            _sigmoid(self.level() + self.strength(prompt) + ease) for ease in self.problems
         )
 
     def play(self, prompts: Sequence[SystemPrompt]) -> list[PromptResult]:
+        """Let each prompt attempt the same new problems."""
         problems = [self.rng.gauss(0, SPREAD) for _ in range(PROBLEMS)]
-        rng = self.rng
         results = []
         for prompt in prompts:
-            chances = (
-                _sigmoid(self.level() + self.strength(prompt) + x + rng.gauss(0, INTERACTION))
-                for x in problems
-            )
-            cells = [
-                tuple(Attempt("", float(rng.random() < p)) for _ in range(ROLLOUTS))
-                for p in chances
-            ]
-            results.append(
-                PromptResult(
-                    prompt, tuple(ProblemResult(str(n), "", one) for n, one in enumerate(cells))
-                )
-            )
+            cells = [self._attempt(number, ease, prompt) for number, ease in enumerate(problems)]
+            results.append(PromptResult(prompt, tuple(cells)))
         return results
+
+    def _attempt(self, number: int, ease: float, prompt: SystemPrompt) -> ProblemResult:
+        """The attempts at one problem under one prompt."""
+        interaction = self.rng.gauss(0, INTERACTION)
+        chance = _sigmoid(self.level() + self.strength(prompt) + ease + interaction)
+        attempts = [Attempt("", float(self.rng.random() < chance)) for _ in range(ROLLOUTS)]
+        return ProblemResult(str(number), "", tuple(attempts))
 
     def learn(self) -> None:
         self.step += 1
@@ -119,7 +116,8 @@ def reflect(prompt: SystemPrompt, right: float, wrong: float, rng: random.Random
     """A child that is better, worse, or none."""
     texts = list(prompt.principles or ())
     drawn = rng.random()
-    good, bad = [[text for text in texts if text.startswith(kind)] for kind in ("help", "harm")]
+    good = [text for text in texts if text.startswith("help")]
+    bad = [text for text in texts if text.startswith("harm")]
     if drawn < right:
         missing = [f"help {n}" for n in range(HELPFUL) if f"help {n}" not in texts]
         if bad and (not missing or rng.random() < 0.5):
@@ -178,7 +176,9 @@ def measure(replications: int) -> list[dict[str, Any]]:
     for reflector in REFLECTORS:
         for rule in RULES:
             runs = [replicate(reflector, rule, seed) for seed in range(replications)]
-            columns = {name: [round(run[name], 4) for run in runs] for name in runs[0]}
+            columns = {}
+            for name in runs[0]:
+                columns[name] = [round(run[name], 4) for run in runs]
             records.append({"reflector": reflector, "rating": RATING, "rule": rule, **columns})
             log(f"{reflector} | {rule}: {statistics.fmean(columns['chosen']):.3f}")
     return records
@@ -213,25 +213,12 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
     rows = []
     for reflector, settings in summarise(records).items():
         for name, row in settings.items():
-            rows.append(
-                [
-                    reflector,
-                    name,
-                    shown(row["chosen"]),
-                    shown(row["minus_default"], "+"),
-                    shown(row["spearman"], digits=2),
-                ]
-            )
-    return markdown(
-        (
-            "reflector",
-            "rating, rule",
-            "quality of the chosen [95 %]",
-            "minus the default",
-            "Spearman",
-        ),
-        rows,
-    )
+            chosen = shown(row["chosen"])
+            minus_default = shown(row["minus_default"], "+")
+            correlation = shown(row["spearman"], digits=2)
+            rows.append([reflector, name, chosen, minus_default, correlation])
+    titles = "reflector|rating, rule|quality of the chosen [95 %]|minus the default|Spearman"
+    return markdown(titles.split("|"), rows)
 
 
 def main() -> None:
@@ -252,12 +239,12 @@ def main() -> None:
         options.records.unlink(missing_ok=True)
         Records(options.records).add(*records)
     if options.json:
-        seconds = round(time.perf_counter() - started)
-        print(
-            json.dumps(
-                {"simulation": summarise(records), "quick": options.quick, "seconds": seconds}
-            )
-        )
+        result = {
+            "simulation": summarise(records),
+            "quick": options.quick,
+            "seconds": round(time.perf_counter() - started),
+        }
+        print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -36,76 +36,79 @@ def agreement(ratings: Mapping[int, float], rollouts: Iterable[Mapping[str, Any]
         ratings (`dict[int, float]`): μ by the prompt's id.
         rollouts (`Iterable[dict]`): The training's records: `mode`, `step`, `system_prompt`, `reward`.
     """
+    # By step and prompt the rewards of its rollouts.
     rewards: dict[int, dict[int, list[float]]] = {}
     for rollout in rollouts:
         if rollout["mode"] == "train" and rollout["reward"] is not None:
-            rewards.setdefault(rollout["step"], {}).setdefault(rollout["system_prompt"], []).append(
-                rollout["reward"]
-            )
-    agree = [
-        (ratings[better] - ratings[worse]) * (mean[better] - mean[worse]) > 0
-        for batch in rewards.values()
-        for mean in [{prompt: statistics.fmean(values) for prompt, values in batch.items()}]
-        for better, worse in combinations(mean, 2)
-        if abs(mean[better] - mean[worse]) > TIE
-    ]
-    return statistics.fmean(agree) if agree else 0.0
+            of_prompt = rewards.setdefault(rollout["step"], {})
+            of_prompt.setdefault(rollout["system_prompt"], []).append(rollout["reward"])
+
+    agrees = []
+    for batch in rewards.values():
+        means = {prompt: statistics.fmean(values) for prompt, values in batch.items()}
+        for prompt, other_prompt in combinations(means, 2):
+            reward_gap = means[prompt] - means[other_prompt]
+            if abs(reward_gap) > TIE:
+                rating_gap = ratings[prompt] - ratings[other_prompt]
+                agrees.append(rating_gap * reward_gap > 0)
+    return statistics.fmean(agrees) if agrees else 0.0
 
 
 def agreement_in(run: Path) -> float:
     """[`agreement`] in an E-SPL run's folder."""
     from agentic_prompting.rollout import read_rollouts
 
-    members = json.loads((run / "population.json").read_text(encoding="utf-8"))["population"][
-        "members"
-    ]
-    return agreement(
-        {member["prompt"]["id"]: member["rating"][0] for member in members},
-        read_rollouts(run / "rollouts"),
-    )
+    checkpoint = json.loads((run / "population.json").read_text(encoding="utf-8"))
+    ratings = {}
+    for member in checkpoint["population"]["members"]:
+        ratings[member["prompt"]["id"]] = member["rating"][0]
+    return agreement(ratings, read_rollouts(run / "rollouts"))
 
 
 def problems(demo: Mapping[str, Any], espl: Mapping[str, Any], agree: float) -> list[str]:
     """The problems in the two runs' summaries and in the agreement of the second; an empty list if learning works."""
     before = demo["exact_match_before"]
     after = demo["exact_match_after"]
-    start, first, end = (
-        espl["exact_match"][f"policy {row} prompt"]
-        for row in ("before, initial", "after, initial", "after, best")
-    )
-    found = []
+    # Mean and ends of the interval.
+    start = espl["exact_match"]["policy before, initial prompt"]
+    first_prompt = espl["exact_match"]["policy after, initial prompt"]
+    best_prompt = espl["exact_match"]["policy after, best prompt"]
+    complaints = []
     if before > START:
-        found.append(
+        complaints.append(
             f"Prompt-R1 starts at {before:.3f}, above {START}: there is too little left to learn"
         )
     if after < END:
-        found.append(f"Prompt-R1 ends at {after:.3f}, below {END}")
+        complaints.append(f"Prompt-R1 ends at {after:.3f}, below {END}")
     if demo["failed_rollouts"]:
-        found.append(f"{demo['failed_rollouts']} rollouts failed beside an oracle that never does")
-    if end[1] <= start[2]:
-        found.append(
-            f"E-SPL ends at {end}, not above its start, {start}: mean and ends of the interval"
+        complaints.append(
+            f"{demo['failed_rollouts']} rollouts failed beside an oracle that never does"
         )
-    if end[1] <= first[2]:
-        found.append(f"E-SPL's best prompt does no better than its first: {end} and {first}")
+    if best_prompt[1] <= start[2]:
+        complaints.append(
+            f"E-SPL ends at {best_prompt}, not above its start, {start}: mean and ends of the interval"
+        )
+    if best_prompt[1] <= first_prompt[2]:
+        complaints.append(
+            f"E-SPL's best prompt does no better than its first: {best_prompt} and {first_prompt}"
+        )
     if agree < AGREEMENT:
-        found.append(
+        complaints.append(
             f"E-SPL's ratings order {agree:.2f} of the pairs as their rewards do, less than {AGREEMENT}"
         )
-    return found
+    return complaints
 
 
 def main() -> None:
-    demo, espl = map(Path, sys.argv[1:])
-    agree = agreement_in(espl.parent)
-    problem_texts = problems(
-        *(json.loads(one.read_text(encoding="utf-8")) for one in (demo, espl)), agree
-    )
+    demo_path, espl_path = map(Path, sys.argv[1:])
+    demo = json.loads(demo_path.read_text(encoding="utf-8"))
+    espl = json.loads(espl_path.read_text(encoding="utf-8"))
+    complaints = problems(demo, espl, agreement_in(espl_path.parent))
     print(
-        "\n".join(problem_texts)
+        "\n".join(complaints)
         or "learning works: Prompt-R1's demo and E-SPL's smallest run end above their starts"
     )
-    sys.exit(bool(problem_texts))
+    sys.exit(bool(complaints))
 
 
 if __name__ == "__main__":

@@ -278,7 +278,7 @@ def test_the_phases_of_a_method_hand_on_weights_and_prompt(monkeypatch, tmp_path
 def test_calls_beyond_the_budget_are_refused(monkeypatch):
     from agentic_prompting.llm import ScriptedChat, complete
 
-    chat = league_cell.Counted(ScriptedChat(lambda messages: "yes"), 1)
+    chat = league_cell.CountedChat(ScriptedChat(lambda messages: "yes"), 1)
     assert complete(chat, "may I?").text == "yes"
     assert complete(chat, "again?").error is not None
     assert chat.calls == 2

@@ -40,16 +40,20 @@ async def last_exchange(row: Mapping[str, Any], base_url: str, api_key: str) -> 
 async def vote(row: Mapping[str, Any], base_url: str, api_key: str) -> str | None:
     """Two sub-agents at once, each in a context of its own; where they disagree a third decides."""
     first, second = await asyncio.gather(asks(row, base_url, api_key), asks(row, base_url, api_key))
-    return first if first == second else await asks(row, base_url, api_key)
+    if first == second:
+        return first
+    return await asks(row, base_url, api_key)
 
 
 async def _converse(
     row: Mapping[str, Any], base_url: str, api_key: str, forgets: bool
 ) -> str | None:
+    """One conversation of the policy with the large LLM; one that `forgets` holds only the last exchange."""
     client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=shared())
     question: Any = {"role": "user", "content": f"question : {row['question']}"}
+    # The policy's conversation, and the large LLM's.
     messages = [question]
-    asked = list[Any]()
+    exchanges = list[Any]()
     for turn in range(TURNS):
         completion = await client.chat.completions.create(
             model="agent", messages=messages, stop=STOPS
@@ -60,19 +64,20 @@ async def _converse(
             return text.split("<answer>")[1].strip()
         if "<interaction_prompt>" not in text or turn == TURNS - 1:
             return None
-        request = {"role": "user", "content": text.split("<interaction_prompt>")[1].strip()}
-        asked = [request] if forgets else [*asked, request]
-        reply = (
-            (await client.chat.completions.create(model="oracle", messages=asked))
-            .choices[0]
-            .message
-        )
-        asked += [{"role": "assistant", "content": reply.content}]
-        heard = {
-            "role": "user",
-            "content": f"<interaction_response>\n{reply.content}\n</interaction_response>",
-        }
-        messages = [question, message, heard] if forgets else [*messages, message, heard]
+
+        # Ask the large LLM.
+        if forgets:
+            messages = [question]
+            exchanges = []
+        request = text.split("<interaction_prompt>")[1].strip()
+        exchanges = [*exchanges, {"role": "user", "content": request}]
+        completion = await client.chat.completions.create(model="oracle", messages=exchanges)
+        reply = completion.choices[0].message.content
+        exchanges = [*exchanges, {"role": "assistant", "content": reply}]
+
+        # Show the policy its reply.
+        response = f"<interaction_response>\n{reply}\n</interaction_response>"
+        messages = [*messages, message, {"role": "user", "content": response}]
     return None
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -40,7 +41,8 @@ QUICK_STEPS = 2
 ROLLOUTS = 64
 QUESTIONS = 256
 NATIVE = "native"
-CLOSE = 0.05  # a mean difference beyond this says nothing about being alike
+CLOSE = 0.05
+"""A mean difference beyond this says nothing about being alike."""
 AGENTS = {
     NATIVE: "the native loop, `LLMEnvironment`",
     "script": "a script around `openai` that does the same",
@@ -58,34 +60,23 @@ def table(records: Entries) -> str:
     """Exact match before and after by agent, and the difference from the native loop, paired by seed."""
     if not records:
         return NOTHING
-    after = {
-        name: {
-            record["seed"]: share(record["after"]) for record in records if record["agent"] == name
-        }
-        for name in AGENTS
-    }
+    native = {run["seed"]: share(run["after"]) for run in records if run["agent"] == NATIVE}
     rows = []
     for name, title in AGENTS.items():
-        runs = [run for run in records if run["agent"] == name]
+        runs = {run["seed"]: run for run in records if run["agent"] == name}
         if not runs:
             rows.append([title, "not run", "", "", "", ""])
             continue
-        before = [share(run["before"]) for run in runs]
-        gains = [last - first for first, last in zip(before, after[name].values(), strict=True)]
-        other = [
-            after[name][seed] - after[NATIVE][seed] for seed in after[name] if seed in after[NATIVE]
-        ]
-        sequences = f"{fmean(run['sequences'] for run in runs):.2f}"
-        rows.append(
-            [
-                title,
-                shown(before),
-                shown([*after[name].values()]),
-                shown(gains, "+"),
-                shown(other, "+") if name != NATIVE else "",
-                sequences,
-            ]
-        )
+        before = [share(run["before"]) for run in runs.values()]
+        after = {seed: share(run["after"]) for seed, run in runs.items()}
+        gains = [share(run["after"]) - share(run["before"]) for run in runs.values()]
+        minus_native = ""
+        if name != NATIVE:
+            differences = [after[seed] - native[seed] for seed in after if seed in native]
+            minus_native = shown(differences, "+")
+        scores = [shown(before), shown(list(after.values())), shown(gains, "+")]
+        sequences = fmean(run["sequences"] for run in runs.values())
+        rows.append([title, *scores, minus_native, f"{sequences:.2f}"])
     seeds = sorted({run["seed"] for run in records})
     titles = "agent", "before [95 %]", "after [95 %]", "gain", "minus native", "sequences a rollout"
     return f"{markdown(titles, rows)}\n\nSeeds: {', '.join(map(str, seeds))}."
@@ -96,33 +87,33 @@ def verdict(records: Entries) -> str:
     if not records:
         return NOTHING
     after = {(record["agent"], record["seed"]): share(record["after"]) for record in records}
-    pairs = [
-        after["script", seed] - native
-        for (agent, seed), native in after.items()
-        if agent == NATIVE and ("script", seed) in after
-    ]
-    sentences = []
-    if len(pairs) < 2:
-        sentences.append("the script and the native loop have too few seeds in common")
-    else:
-        estimate = interval(pairs)
-        if not estimate["low"] <= 0 <= estimate["high"]:  # type: ignore[operator]
-            sentences.append("the script differs from the native loop")
-        elif abs(estimate["mean"]) > CLOSE:  # type: ignore[arg-type]
-            sentences.append(
-                "the script is within the native loop's interval, but too few seeds show that they are alike"
-            )
-        else:
-            sentences.append("the script learns as the native loop does")
+    differences = []
+    for (agent, seed), score in after.items():
+        if agent == NATIVE and ("script", seed) in after:
+            differences.append(after["script", seed] - score)
+    sentences = [_compare_with_native(differences)]
     for name in ("vote", "last exchange"):
-        gains = [
-            after[name, record["seed"]] - share(record["before"])
-            for record in records
-            if record["agent"] == name
-        ]
+        runs = [record for record in records if record["agent"] == name]
+        gains = [after[name, run["seed"]] - share(run["before"]) for run in runs]
         low = interval(gains)["low"] if gains else None
-        sentences.append(f"*{name}* {'gains' if low is not None and low > 0 else 'shows no gain'}")
+        has_gained = low is not None and low > 0
+        sentences.append(f"*{name}* {'gains' if has_gained else 'shows no gain'}")
     return "; ".join(sentences) + "."
+
+
+def _compare_with_native(differences: Sequence[float]) -> str:
+    """What the differences of the script from the native loop say."""
+    if len(differences) < 2:
+        return "the script and the native loop have too few seeds in common"
+    estimate = interval(differences)
+    if not estimate["low"] <= 0 <= estimate["high"]:  # type: ignore[operator]
+        return "the script differs from the native loop"
+    if abs(estimate["mean"]) > CLOSE:  # type: ignore[arg-type]
+        return (
+            "the script is within the native loop's interval, but too few seeds show that "
+            "they are alike"
+        )
+    return "the script learns as the native loop does"
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
@@ -135,11 +126,9 @@ def environment_of(agent: str, seed: int) -> Any:
     from benchmarks.learning.agent_programs import AGENTS as PROGRAMS
 
     oracle = Oracle(seed=seed)
-    return (
-        LLMEnvironment(oracle)
-        if agent == NATIVE
-        else Program(PROGRAMS[agent], llms={"oracle": oracle})
-    )
+    if agent == NATIVE:
+        return LLMEnvironment(oracle)
+    return Program(PROGRAMS[agent], llms={"oracle": oracle})
 
 
 def ask(model: Path, agent: str, rows: Sequence[Any], seed: int) -> tuple[str, float]:
@@ -154,7 +143,8 @@ def ask(model: Path, agent: str, rows: Sequence[Any], seed: int) -> tuple[str, f
         model, environment_of(agent, seed), max_batch_size=BATCH
     )
     rollouts = loaded_agent.answer_all(list(rows), seed=seed, progress=False)
-    if failed := [rollout.error for rollout in rollouts if rollout.error is not None]:
+    failed = [rollout.error for rollout in rollouts if rollout.error is not None]
+    if failed:
         raise RuntimeError(f"{len(failed)} of {len(rollouts)} rollouts failed: {failed[0]}")
     return correct(rollouts), fmean(len(rollout.sequences) for rollout in rollouts)
 
@@ -185,20 +175,15 @@ def measure(
     )
     trainer.save_model(str(folder))
     after, sequences = ask(folder, agent, rows, seed)
-    failed = max(
-        (entry.get("rollout/failed", 0.0) for entry in trainer.state.log_history), default=0.0
-    )
-    found = {
-        "before": before,
-        "after": after,
-        "sequences": round(sequences, 3),
-        "failed": failed,
-        "steps": steps,
-    }
+    failed = [entry.get("rollout/failed", 0.0) for entry in trainer.state.log_history]
     return {
         "agent": agent,
         "seed": seed,
-        **found,
+        "before": before,
+        "after": after,
+        "sequences": round(sequences, 3),
+        "failed": max(failed, default=0.0),
+        "steps": steps,
         "seconds": round(time.perf_counter() - started, 1),
     }
 
@@ -210,16 +195,18 @@ def run_all(
     from agentic_prompting.sandbox.setup import prepare_sandbox
 
     for seed in seeds:
-        left = records.missing(("agent", "seed"), [(agent, seed) for agent in AGENTS])
-        sandbox = prepare_sandbox(folder / str(seed), seed) if left else None
-        for agent, _ in left:
-            record = measure(
-                agent, seed, sandbox, folder / str(seed) / agent.replace(" ", "_"), steps, questions
-            )
+        missing = records.missing(("agent", "seed"), product(AGENTS, (seed,)))
+        if not missing:
+            continue
+        seed_folder = folder / str(seed)
+        sandbox = prepare_sandbox(seed_folder, seed)
+        for agent, _ in missing:
+            agent_folder = seed_folder / agent.replace(" ", "_")
+            record = measure(agent, seed, sandbox, agent_folder, steps, questions)
             records.add(record)
-            log(
-                f"seed {seed}, {agent}: {share(record['before']):.3f} to {share(record['after']):.3f}"
-            )
+            before = share(record["before"])
+            after = share(record["after"])
+            log(f"seed {seed}, {agent}: {before:.3f} to {after:.3f}")
 
 
 def main() -> None:
@@ -242,12 +229,18 @@ def main() -> None:
     )
     options = parser.parse_args()
     quiet()
-    folder = options.folder / "quick" if options.quick else options.folder
-    records = Records(
-        options.records or (folder if options.quick else RECORDS) / "programs.jsonl.gz"
-    )
-    sizes = (QUICK_STEPS, 32) if options.quick else (STEPS, QUESTIONS)
-    run_all(options.seeds or ((TUNING_SEED,) if options.quick else SEEDS), folder, records, *sizes)
+    if options.quick:
+        folder = options.folder / "quick"
+        records_folder = folder
+        default_seeds: tuple[int, ...] = (TUNING_SEED,)
+        sizes = (QUICK_STEPS, 32)
+    else:
+        folder = options.folder
+        records_folder = RECORDS
+        default_seeds = SEEDS
+        sizes = (STEPS, QUESTIONS)
+    records = Records(options.records or records_folder / "programs.jsonl.gz")
+    run_all(options.seeds or default_seeds, folder, records, *sizes)
     print(f"{table(records.read())}\n\n{verdict(records.read())}")
 
 

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,7 +59,8 @@ from benchmarks.learning.prompt_r1_tables import (
 
 SEEDS = (601, 602, 603, 604, 605)
 TUNING_SEED = 1
-QUICK_STEPS = 8  # GRPO steps; the warm start is as long as ever, because GRPO cannot do without it
+QUICK_STEPS = 8
+"""GRPO steps; the warm start is as long as ever, because GRPO cannot do without it."""
 WORDINGS = ("{} is the answer .", "i know this answer : {} .", "the answer of the question is {} .")
 
 # The options in which a training differs from the file, and its reward where it is not the paper's. An agent with two
@@ -70,12 +72,11 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "strict": {"gate": "strict"},
     "alone": {"max_turns": 1},
 }
-Setting = tuple[
-    str, str, int | None
-]  # agent, environment, turns allowed where they are not the agent's own
+# Agent, environment, turns allowed where they are not the agent's own.
+Setting = tuple[str, str, int | None]
 FIRST: list[Setting] = [
     *((agent, HOME, None) for agent in ("sft", "multi", "single", "oracle")),
-    *((agent, environment, None) for environment in AWAY for agent in ("multi", "single", "sft")),
+    *((agent, away, None) for away, agent in product(AWAY, ("multi", "single", "sft"))),
     *((agent, NOBODY, None) for agent in ("sft", "multi", "alone_f1")),
     *(("multi", HOME, turns) for turns in (4, 3, 2)),
 ]
@@ -93,7 +94,9 @@ class Reworded:
         reply = await self.oracle(messages, **options)
         value = value_of(reply.text)
         wording = random.Random(messages[-1]["content"]).choice(WORDINGS)
-        return reply if value is None else replace(reply, text=wording.format(value))
+        if value is None:
+            return reply
+        return replace(reply, text=wording.format(value))
 
 
 @dataclass(frozen=True)
@@ -102,33 +105,40 @@ class Run:
 
     Args:
         seed (`int`): The seed of split, weights, traces, oracle, training and evaluation.
-        by (`str`): The unit that is held out, `country` or `question`; see [`prepare_sandbox`].
+        held_out (`str`): The unit that is held out, `country` or `question`; see [`prepare_sandbox`].
         folder (`Path`): The folder of its agents.
         max_steps (`int`, *optional*, defaults to `40`): GRPO steps.
     """
 
     seed: int
-    by: Literal["country", "question"]
+    held_out: Literal["country", "question"]
     folder: Path
     max_steps: int = DEMO_STEPS
 
     def __post_init__(self) -> None:
         with redirect_stdout(io.StringIO()):
-            object.__setattr__(self, "sandbox", prepare_sandbox(self.folder, self.seed, by=self.by))
+            sandbox = prepare_sandbox(self.folder, self.seed, by=self.held_out)
+        object.__setattr__(self, "sandbox", sandbox)
 
     def environment(self, name: str) -> LLMEnvironment | None:
         """An environment around the seed's oracle. Noise changes single facts, not the oracle's guesses."""
         if name == NOBODY:
             return None
-        noise = float(name.removeprefix("noise ")) if name.startswith("noise ") else 0.0
+        noise = 0.0
+        if name.startswith("noise "):
+            noise = float(name.removeprefix("noise "))
         oracle = Oracle(seed=self.seed, noise=noise)
-        return LLMEnvironment(Reworded(oracle) if name == REWORDED else oracle)
+        if name == REWORDED:
+            return LLMEnvironment(Reworded(oracle))
+        return LLMEnvironment(oracle)
 
     def agent(self, name: str) -> Path:
         """The folder of an agent, which is first trained by GRPO from the seed's warm start if it is missing."""
+        if name == "sft":
+            return self.sandbox.model
         folder = self.folder / name
-        if name == "sft" or (folder / SPEC_FILE).exists():
-            return self.sandbox.model if name == "sft" else folder
+        if (folder / SPEC_FILE).exists():
+            return folder
         changes = dict(TRAININGS[name])
         reward = changes.pop("reward", None)
         started = time.perf_counter()
@@ -137,9 +147,8 @@ class Run:
         environment = self.environment(NOBODY if name.startswith("alone") else HOME)
         trainer = train(PromptR1Trainer, args, self.sandbox, environment, reward_funcs=reward)
         trainer.save_model(str(folder))
-        log(
-            f"seed {self.seed}: {name}, {args.max_steps} steps, {time.perf_counter() - started:.0f} s"
-        )
+        seconds = time.perf_counter() - started
+        log(f"seed {self.seed}: {name}, {args.max_steps} steps, {seconds:.0f} s")
         return folder
 
     def measure(self, agent: str, environment: str, turns: int | None) -> dict[str, Any]:
@@ -147,22 +156,16 @@ class Run:
         rows = list(self.sandbox.test)
         hops = "".join(str(row["meta"]["hops"]) for row in rows)
         if agent == "oracle":
-            said = [
-                value_of(complete(Oracle(seed=self.seed), row["question"]).text) for row in rows
-            ]
-            right = [
-                exact_match(value or "", row["answers"])
-                for value, row in zip(said, rows, strict=True)
-            ]
-            return {
-                "correct": "".join(str(int(one)) for one in right),
-                "hops": hops,
-                "turns": 0.0,
-                "answered": 1.0,
-            }
+            oracle = Oracle(seed=self.seed)
+            flags = ""
+            for row in rows:
+                value = value_of(complete(oracle, row["question"]).text)
+                flags += str(int(exact_match(value or "", row["answers"])))
+            return {"correct": flags, "hops": hops, "turns": 0.0, "answered": 1.0}
         model = self.agent(agent)
         limits = AgentSpec.load(model).limits
-        limits = replace(limits, max_turns=turns or limits.max_turns)
+        if turns:
+            limits = replace(limits, max_turns=turns)
         rollouts = ask(model, self.environment(environment), rows, self.seed, limits=limits)
         return outcome_of(rollouts) | {"hops": hops}
 
@@ -188,20 +191,25 @@ def outcome_of(rollouts: Sequence[Rollout]) -> dict[str, Any]:
 def run_all(seeds: Sequence[int], folder: Path, records: Records, max_steps: int) -> None:
     """Run what is not recorded: for each seed the protocol's settings, then the old split, then the rest."""
     keys = ("by", "seed", "agent", "environment", "turns_allowed")
-    for by, chosen in (("country", FIRST), ("question", OLD_SPLIT), ("country", LAST)):
-        for seed in seeds:
-            left = records.missing(keys, [(by, seed, *setting) for setting in chosen])
-            run = Run(seed, by, folder / f"{by}-{seed}", max_steps) if left else None  # type: ignore[arg-type]
-            for values in left:
-                agent, environment, turns = values[2:]
-                # type: ignore[union-attr]
-                started = time.perf_counter()
-                record = run.measure(agent, environment, turns)
-                named = dict(zip(keys, values, strict=True))
-                records.add(named | record | {"seconds": round(time.perf_counter() - started, 1)})
-                log(
-                    f"seed {seed}, by {by}: {AGENTS[agent]}, {environment}, {turns}: {share(record['correct']):.3f}"
-                )
+    parts: list[tuple[Literal["country", "question"], list[Setting]]] = [
+        ("country", FIRST),
+        ("question", OLD_SPLIT),
+        ("country", LAST),
+    ]
+    for (held_out, part), seed in product(parts, seeds):
+        missing = records.missing(keys, [(held_out, seed, *setting) for setting in part])
+        if not missing:
+            continue
+        run = Run(seed, held_out, folder / f"{held_out}-{seed}", max_steps)
+        for values in missing:
+            agent, environment, turns = values[2:]
+            started = time.perf_counter()
+            outcome = run.measure(agent, environment, turns)
+            seconds = round(time.perf_counter() - started, 1)
+            records.add({**dict(zip(keys, values, strict=True)), **outcome, "seconds": seconds})
+            score = share(outcome["correct"])
+            title = f"{AGENTS[agent]}, {environment}, {turns}"
+            log(f"seed {seed}, by {held_out}: {title}: {score:.3f}")
 
 
 def main() -> None:
@@ -220,12 +228,18 @@ def main() -> None:
     )
     options = parser.parse_args()
     quiet()
-    folder = options.folder / "quick" if options.quick else options.folder
-    records = Records(
-        options.records or (folder if options.quick else RECORDS) / "prompt_r1.jsonl.gz"
-    )
-    seeds = options.seeds or ((TUNING_SEED,) if options.quick else SEEDS)
-    run_all(seeds, folder, records, QUICK_STEPS if options.quick else DEMO_STEPS)
+    if options.quick:
+        folder = options.folder / "quick"
+        records_folder = folder
+        default_seeds: tuple[int, ...] = (TUNING_SEED,)
+        max_steps = QUICK_STEPS
+    else:
+        folder = options.folder
+        records_folder = RECORDS
+        default_seeds = SEEDS
+        max_steps = DEMO_STEPS
+    records = Records(options.records or records_folder / "prompt_r1.jsonl.gz")
+    run_all(options.seeds or default_seeds, folder, records, max_steps)
     entries = records.read()
     print(
         "Prompt-R1 in the sandbox (a tiny policy and a scripted oracle; says nothing about real models)\n\n"

@@ -20,10 +20,12 @@ NOISES = (0.02, 0.05, 0.1)
 HOME = "home"
 NOBODY = "nobody"
 REWORDED = "reworded"
-AWAY = {f"noise {noise:g}": f"wrong with probability {noise:g}" for noise in NOISES} | {
-    REWORDED: "words its replies anew"
+AWAY = {
+    **{f"noise {noise:g}": f"wrong with probability {noise:g}" for noise in NOISES},
+    REWORDED: "words its replies anew",
 }
-INTERACTIONS = 4  # T: the replies of one episode at most; the fifth turn answers
+INTERACTIONS = 4
+"""T: the replies of one episode at most; the fifth turn answers."""
 NOTHING = "No run of it has been recorded yet."
 Entries = Sequence[Mapping[str, Any]]
 
@@ -46,13 +48,13 @@ def of(
     agent: str,
     environment: str = HOME,
     turns: int | None = None,
-    by: str = "country",
-) -> Any:
+    held_out: str = "country",
+) -> dict[int, Mapping[str, Any]]:
     """The records of one setting, by seed."""
-    setting = {"agent": agent, "environment": environment, "turns_allowed": turns, "by": by}
+    setting = {"agent": agent, "environment": environment, "turns_allowed": turns, "by": held_out}
     by_seed = {}
     for record in records:
-        if {key: record[key] for key in setting} == setting:
+        if record.items() >= setting.items():
             by_seed[record["seed"]] = record
     return by_seed
 
@@ -84,8 +86,8 @@ def results(records: Entries) -> str:
         for agent, name in AGENTS.items():
             by_seed = of(records, agent, environment)
             if by_seed:
-                where = "the oracle" if environment == HOME else "none"
-                rows.append(_row([name, where], by_seed, full))
+                environment_title = "the oracle" if environment == HOME else "none"
+                rows.append(_row([name, environment_title], by_seed, full))
     return _table([*titles, "turns"], rows)
 
 
@@ -104,7 +106,8 @@ def turns(records: Entries) -> str:
     rows = []
     for allowed in (None, 4, 3, 2):
         by_seed = of(records, "multi", turns=allowed)
-        rows += [_row([str(allowed or 5)], by_seed, full)] if by_seed else []
+        if by_seed:
+            rows.append(_row([str(allowed or 5)], by_seed, full))
     return _table(titles, rows)
 
 
@@ -135,53 +138,52 @@ def _row(
 
 
 def _share_of(correct: Sequence[int]) -> str:
-    return f"{sum(correct) / len(correct):.3f}" if correct else "–"
+    if not correct:
+        return "–"
+    return f"{sum(correct) / len(correct):.3f}"
 
 
 def transfer(records: Entries) -> str:
     """The table of agents with another oracle than in training, with the bounds of eq 45-46 for noisy oracles."""
     rows = []
-    for environment, words in AWAY.items():
-        noise = float(environment.removeprefix("noise ")) if environment != REWORDED else None
+    for environment, title in AWAY.items():
         for agent in ("multi", "single", "sft"):
-            there = exact_match(of(records, agent, environment))
-            home = exact_match(of(records, agent))
-            change = paired(there, home)
+            scores = exact_match(of(records, agent, environment))
+            change = paired(scores, exact_match(of(records, agent)))
             if not change:
                 continue
-            cells = [
-                words,
-                AGENTS[agent],
-                shown(list(there.values())),
-                shown(change, "+"),
-                *[""] * 3,
-            ]
-            if noise is not None:
-                bound, linear = transfer_bounds(noise, INTERACTIONS)
-                row = interval(change)
-                ends = [row["mean"] if row[end] is None else row[end] for end in ("low", "high")]
-                # The interval's far end decides, not the mean, so that "within" is not a matter of luck.
-                cells[4:] = [
-                    f"{bound:.3f}",
-                    f"{linear:.3f}",
-                    "yes" if max(map(abs, ends)) <= bound else "no",
-                ]
-            rows.append(cells)
+            bounds = ["", "", ""]
+            if environment != REWORDED:
+                bounds = _bound_cells(float(environment.removeprefix("noise ")), change)
+            score = shown(list(scores.values()))
+            rows.append([title, AGENTS[agent], score, shown(change, "+"), *bounds])
     return _table(
         ("the oracle", "agent", "exact match [95 %]", "change [95 %]", "1-(1-ε)^T", "Tε", "within"),
         rows,
     )
 
 
+def _bound_cells(noise: float, change: Sequence[float]) -> list[str]:
+    """Both bounds, and whether a change is within the tighter one."""
+    bound, linear = transfer_bounds(noise, INTERACTIONS)
+    row = interval(change)
+    ends = [row["mean"] if row[end] is None else row[end] for end in ("low", "high")]
+    # The interval's far end decides, not the mean, so that "within" is not a matter of luck.
+    is_within = max(map(abs, ends)) <= bound
+    return [f"{bound:.3f}", f"{linear:.3f}", "yes" if is_within else "no"]
+
+
 def splits(records: Entries) -> str:
     """The demo before and after GRPO, with whole countries held out and, by the former split, single questions."""
     rows = []
-    after = {by: exact_match(of(records, "multi", by=by)) for by in ("country", "question")}
-    for by, scores in after.items():
+    after = {}
+    for held_out in ("country", "question"):
+        scores = exact_match(of(records, "multi", held_out=held_out))
+        after[held_out] = scores
         if scores:
-            before = list(exact_match(of(records, "sft", by=by)).values())
+            before = list(exact_match(of(records, "sft", held_out=held_out)).values())
             seeds = ", ".join(map(str, scores))
-            rows.append([f"by {by}", shown(before), shown(list(scores.values())), seeds])
+            rows.append([f"by {held_out}", shown(before), shown(list(scores.values())), seeds])
     cost = paired(after["question"], after["country"])
     if cost:
         rows.append(["what memory was worth", "", shown(cost, "+"), ""])
@@ -190,31 +192,29 @@ def splits(records: Entries) -> str:
 
 def headline(records: Entries) -> str:
     """The page's first paragraph: the rows' means, and the outcomes that the protocol counts against us."""
-    scores = [
-        f"{name} {shown(list(exact_match(by_seed).values()))}"
-        for agent, name in list(AGENTS.items())[:4]
-        if (by_seed := of(records, agent))
-    ]
     home = exact_match(of(records, "multi"))
-    old = exact_match(of(records, "multi", by="question"))
     if not home:
         return NOTHING
-    memory = paired(old, home)
-    reworded = paired(exact_match(of(records, "multi", REWORDED)), home)
+    scores = []
+    for agent in ("multi", "single", "sft", "oracle"):
+        by_seed = of(records, agent)
+        if by_seed:
+            scores.append(f"{AGENTS[agent]} {shown(list(exact_match(by_seed).values()))}")
     lines = [f"Exact match on unseen countries, {len(home)} training(s) each: {'; '.join(scores)}."]
+
+    memory = paired(exact_match(of(records, "multi", held_out="question")), home)
     if memory:
         row = interval(memory)
-        sure = row["high"] is not None and row["high"] < 0.05
-        counts = (
-            "less than .05"
-            if sure
-            else f"{len(memory)} seed(s) do not decide whether that is less than .05"
-        )
         if row["mean"] >= 0.05:
             counts = "part of what was shown before was memory"
+        elif row["high"] is not None and row["high"] < 0.05:
+            counts = "less than .05"
+        else:
+            counts = f"{len(memory)} seed(s) do not decide whether that is less than .05"
         lines.append(
             f"Where only questions were held out, as once, it ended {shown(memory, '+')} higher: {counts}."
         )
+    reworded = paired(exact_match(of(records, "multi", REWORDED)), home)
     if reworded:
         lines.append(
             f"With an oracle that words its replies anew it changes by {shown(reworded, '+')}."

@@ -14,9 +14,10 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from sys import stderr
 from typing import Any
@@ -41,8 +42,8 @@ SEEDS = (831, 832, 833)
 TUNING_SEED = 1
 NAMES = ("tags", "tools")
 TEMPLATES = {"tags": "question : {question}", "tools": "ask : {question}"}
-# of each environment alone; both together train twice the steps
 STEPS = 24
+"""Steps on one environment; both together train twice as many."""
 WARM_STEPS = 900
 HELD_OUT = 256
 
@@ -87,26 +88,21 @@ def prepare(folder: Path, seed: int, steps: int) -> Any:
     seen_world = world_of(questions)
 
     def traces(n: int, draw: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        traces_made = make_traces(
-            questions, n, DEFAULT_MIX, Oracle(seen_world, seed=seed), draw, world=seen_world
-        )
-        both = [
-            {**trace, "environment": "tags"}
-            if number % 2
-            else {
-                **trace,
-                "environment": "tools",
-                "turns": [as_tool_calls(turn) for turn in trace["turns"]],
-            }
-            for number, trace in enumerate(traces_made)
-        ]
-        return both, both[: n // 2]
+        oracle = Oracle(seen_world, seed=seed)
+        tagged = make_traces(questions, n, DEFAULT_MIX, oracle, draw, world=seen_world)
+        mixed = []
+        for number, trace in enumerate(tagged):
+            if number % 2:
+                mixed.append({**trace, "environment": "tags"})
+            else:
+                turns = [as_tool_calls(turn) for turn in trace["turns"]]
+                mixed.append({**trace, "environment": "tools", "turns": turns})
+        return mixed, mixed[: n // 2]
 
     with redirect_stdout(stderr):
         recipe = Recipe(spec, tool_tokenizer(), load_world(), traces, steps, steps // 2, seed, seed)
-        return SandboxRun(
-            warm_started(folder, recipe), spec, as_dataset(questions), as_dataset(held_out)
-        )
+        model = warm_started(folder, recipe)
+    return SandboxRun(model, spec, as_dataset(questions), as_dataset(held_out))
 
 
 def measure(trained: str, seed: int, folder: Path, steps: int, warm_steps: int) -> dict[str, Any]:
@@ -115,67 +111,69 @@ def measure(trained: str, seed: int, folder: Path, steps: int, warm_steps: int) 
 
     sandbox = prepare(folder, seed, warm_steps)
     names = NAMES if trained == "both" else (trained,)
-    rows = [{**row, "environment": name} for name in names for row in sandbox.train]
-    questions = [{**row, "environment": name} for name in NAMES for row in sandbox.test]
+    rows = in_environments(sandbox.train, names)
+    questions = in_environments(sandbox.test, NAMES)
     changes: dict[str, Any] = {
         "output_dir": str(folder / trained),
         "seed": seed,
         "max_steps": steps * len(names),
+        # The sandbox's chat template cannot show tools.
+        "chat_template_kwargs": {"tools": None},
+        "overwrite": True,
     }
-    changes["chat_template_kwargs"] = {
-        "tools": None
-    }  # the sandbox's chat template cannot show tools
+    every_environment = environments(seed)
     started = time.perf_counter()
     trainer = train(
         PromptR1Trainer,
-        PromptR1Config(**settings(DEMO, **changes, overwrite=True)),
+        PromptR1Config(**settings(DEMO, **changes)),
         sandbox,
-        {name: environment for name, environment in environments(seed).items() if name in names},
+        {name: every_environment[name] for name in names},
         train_dataset=rows,
         prompt_template={name: TEMPLATES[name] for name in names},
     )
     seconds = time.perf_counter() - started
     trainer.save_model()
-    answers = {}
+    record = {
+        "trained": trained,
+        "seed": seed,
+        "steps": steps * len(names),
+        "seconds": round(seconds, 1),
+    }
     for when, weights in (("before", sandbox.model), ("after", folder / trained)):
         # The form of both environments, whichever of them were trained on.
         agent = PromptAgent.from_pretrained(
             weights, environments(seed), sandbox.spec, max_batch_size=BATCH
         )
-        answers[when] = correct(agent.answer_all(questions, seed=seed, progress=False))
-    of_each = {
-        when: {
-            name: answers[when][n * HELD_OUT : (n + 1) * HELD_OUT] for n, name in enumerate(NAMES)
-        }
-        for when in answers
-    }
-    return {
-        "trained": trained,
-        "seed": seed,
-        "steps": steps * len(names),
-        "seconds": round(seconds, 1),
-        **of_each,
-    }
+        flags = correct(agent.answer_all(questions, seed=seed, progress=False))
+        record[when] = {}
+        for number, name in enumerate(NAMES):
+            record[when][name] = flags[number * HELD_OUT : (number + 1) * HELD_OUT]
+    return record
+
+
+def in_environments(
+    rows: Iterable[Mapping[str, Any]], names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """All rows in the first environment, then all of them in the next one."""
+    return [{**row, "environment": name} for name, row in product(names, rows)]
 
 
 def differences(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
     """For each environment the score after training on both, minus that after training on it alone, paired by seed."""
-    after = {
-        (record["trained"], record["seed"], name): share(record["after"][name])
-        for record in records
-        for name in NAMES
-    }
+    # By what was trained on and seed, the score in each environment.
+    after: dict[tuple[str, int], dict[str, float]] = {}
+    for record in records:
+        scores = {name: share(record["after"][name]) for name in NAMES}
+        after[record["trained"], record["seed"]] = scores
     intervals = {}
     for name in NAMES:
-        seeds = [
-            seed
-            for trained, seed, of in after
-            if (trained, of) == ("both", name) and (name, seed, name) in after
-        ]
-        if seeds:
-            intervals[name] = interval(
-                [after["both", seed, name] - after[name, seed, name] for seed in seeds]
-            )
+        gaps = []
+        for (trained, seed), scores in after.items():
+            alone = after.get((name, seed))
+            if trained == "both" and alone is not None:
+                gaps.append(scores[name] - alone[name])
+        if gaps:
+            intervals[name] = interval(gaps)
     return intervals
 
 
@@ -183,13 +181,15 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Exact match on the held-out questions by environment and by what was trained on."""
     rows = []
     for trained in (*NAMES, "both"):
-        if not (runs := [record for record in records if record["trained"] == trained]):
+        runs = [record for record in records if record["trained"] == trained]
+        if not runs:
             continue
-        scores = [
-            [shown([share(run[when][name]) for run in runs]) for when in ("before", "after")]
-            for name in NAMES
-        ]
-        rows.append([trained, len(runs), *(f"{before} → {after}" for before, after in scores)])
+        cells = []
+        for name in NAMES:
+            before = shown([share(run["before"][name]) for run in runs])
+            after = shown([share(run["after"][name]) for run in runs])
+            cells.append(f"{before} → {after}")
+        rows.append([trained, len(runs), *cells])
     return markdown(("trained on", "seeds", "asked in tags", "asked by tools"), rows)
 
 
@@ -200,7 +200,8 @@ def cost(records: Sequence[Mapping[str, Any]]) -> str:
         text = f"{difference['mean']:+.3f}"
         if difference["low"] is not None:
             text += f" [{difference['low']:+.3f}, {difference['high']:+.3f}]"
-        costs.append(f"{text} {'in tags' if name == 'tags' else 'by tools'}")
+        form = "in tags" if name == "tags" else "by tools"
+        costs.append(f"{text} {form}")
     return " and ".join(costs)
 
 
@@ -220,32 +221,34 @@ def main() -> None:
     )
     options = parser.parse_args()
     quiet()
-    folder = options.folder / "quick" if options.quick else options.folder
-    records = Records(
-        options.records or (folder if options.quick else RECORDS) / "several.jsonl.gz"
-    )
-    seeds, steps, warm_steps = (
-        ((TUNING_SEED,), 2, 10) if options.quick else (SEEDS, STEPS, WARM_STEPS)
-    )
-    wanted = [(trained, seed) for seed in seeds for trained in (*NAMES, "both")]
-    for trained, seed in records.missing(("trained", "seed"), wanted):
-        entries = measure(trained, seed, folder / str(seed), steps, warm_steps)
-        records.add(entries)
-        log(
-            f"seed {seed}, trained on {trained}: { ({name: share(entries['after'][name]) for name in NAMES}) }"
-        )
+    if options.quick:
+        folder = options.folder / "quick"
+        records_folder = folder
+        seeds: tuple[int, ...] = (TUNING_SEED,)
+        steps = 2
+        warm_steps = 10
+    else:
+        folder = options.folder
+        records_folder = RECORDS
+        seeds = SEEDS
+        steps = STEPS
+        warm_steps = WARM_STEPS
+    records = Records(options.records or records_folder / "several.jsonl.gz")
+    runs = [(trained, seed) for seed, trained in product(seeds, (*NAMES, "both"))]
+    for trained, seed in records.missing(("trained", "seed"), runs):
+        record = measure(trained, seed, folder / str(seed), steps, warm_steps)
+        records.add(record)
+        scores = {name: share(record["after"][name]) for name in NAMES}
+        log(f"seed {seed}, trained on {trained}: {scores}")
     entries = records.read()
     print(table(entries))
     if options.json:
-        print(
-            json.dumps(
-                {
-                    "quick": options.quick,
-                    "both_minus_alone": differences(entries),
-                    "n": len(entries),
-                }
-            )
-        )
+        result = {
+            "quick": options.quick,
+            "both_minus_alone": differences(entries),
+            "n": len(entries),
+        }
+        print(json.dumps(result))
 
 
 if __name__ == "__main__":

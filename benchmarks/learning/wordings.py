@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ from benchmarks.lab import (
 )
 
 RECORDS = RECORDED / "wordings.jsonl.gz"
-# 42's warm start comes with the package
 SEEDS = (641, 642, 643, 644, 645)
+# Its warm start comes with the package.
 TUNING_SEED = 42
 QUICK_STEPS = 2
 NOISE = 0.05
@@ -80,7 +81,9 @@ class Worded:
         reply = await self.oracle(messages, session=session, **options)
         value = value_of(reply.text)
         wording = random.Random(f"wording {session}").choice(self.wordings)
-        return reply if value is None else replace(reply, text=wording.format(value))
+        if value is None:
+            return reply
+        return replace(reply, text=wording.format(value))
 
 
 def measure(seed: int, agent: str, folder: Path, steps: int) -> dict[str, Any]:
@@ -100,14 +103,14 @@ def measure(seed: int, agent: str, folder: Path, steps: int) -> dict[str, Any]:
         PromptR1Trainer, PromptR1Config(**settings(DEMO, **options)), sandbox, environment
     )
     trainer.save_model(str(output))
-    found = {}
+    flags = {}
     for name, (wordings, noise) in TRIALS.items():
         oracle = Worded(Oracle(seed=seed, noise=noise), wordings)
-        found[name] = correct(ask(output, LLMEnvironment(oracle), sandbox.test, seed))
+        flags[name] = correct(ask(output, LLMEnvironment(oracle), sandbox.test, seed))
     return {
         "seed": seed,
         "agent": agent,
-        "correct": found,
+        "correct": flags,
         "seconds": round(time.perf_counter() - started),
     }
 
@@ -131,16 +134,17 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
     summary = summarise(records)
     rows = []
     for trial in TRIALS:
-        rows.append([trial, *(shown(trials[trial]) for trials in summary.values())])
-    return markdown(("oracle", *(f"trained with {agent}" for agent in summary)), rows)
+        scores = [shown(of_agent[trial]) for of_agent in summary.values()]
+        rows.append([trial, *scores])
+    titles = [f"trained with {agent}" for agent in summary]
+    return markdown(("oracle", *titles), rows)
 
 
 def reached(records: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
     """For each unseen oracle whether the agent trained on three wordings has the exact match that was expected."""
-    result = summarise(records).get("three wordings", {})
-    return {
-        trial: row["mean"] >= GOAL for trial, row in result.items() if trial.startswith("unseen")
-    }
+    rows = summarise(records).get("three wordings", {})
+    unseen = [trial for trial in rows if trial.startswith("unseen")]
+    return {trial: rows[trial]["mean"] >= GOAL for trial in unseen}
 
 
 def verdict(records: Iterable[Mapping[str, Any]]) -> str:
@@ -162,21 +166,25 @@ def main() -> None:
         "--json", action="store_true", help="print one JSON object as the last line"
     )
     options = parser.parse_args()
-    records = Records(options.folder / "quick.jsonl.gz" if options.quick else RECORDS)
-    steps, seeds = (QUICK_STEPS, (TUNING_SEED,)) if options.quick else (DEMO_STEPS, SEEDS)
-    todo = [(seed, agent) for seed in seeds for agent in AGENTS]
-    for seed, agent in records.missing(("seed", "agent"), todo):
+    records = Records(RECORDS)
+    steps = DEMO_STEPS
+    seeds: Sequence[int] = SEEDS
+    if options.quick:
+        records = Records(options.folder / "quick.jsonl.gz")
+        steps = QUICK_STEPS
+        seeds = (TUNING_SEED,)
+    for seed, agent in records.missing(("seed", "agent"), product(seeds, AGENTS)):
         records.add(measure(seed, agent, options.folder, steps))
         log(f"seed {seed}: {agent}")
     entries = records.read()
     print(table(entries))
     if options.json:
-        done = sorted({one["seed"] for one in entries})
-        print(
-            json.dumps(
-                {"wordings": summarise(entries), "at_least_.8": reached(entries), "seeds": done}
-            )
-        )
+        result = {
+            "wordings": summarise(entries),
+            "at_least_.8": reached(entries),
+            "seeds": sorted({entry["seed"] for entry in entries}),
+        }
+        print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -28,14 +28,13 @@ import io
 import json
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab import (
     BATCH,
@@ -54,16 +53,20 @@ from benchmarks.lab import (
     train,
 )
 
+if TYPE_CHECKING:
+    from agentic_prompting.llm import ChatModel, Message, Reply
+
 RECORDS = RECORDED / "calls.jsonl.gz"
-# none that the sandbox was made with
+# None that the sandbox was made with.
 SEEDS = (201, 202, 203, 204, 205)
 TUNING_SEEDS = (1, 2, 3)
-GOOD = {"plain": 0.85, "guarded": 0.6}  # exact match to reach
-# steps between two evaluations; steps at most; questions of an evaluation
-EVERY = 2
-MOST = 24
+GOOD = {"plain": 0.85, "guarded": 0.6}
+"""The exact match to reach in each world."""
+EVAL_STEPS = 2
+MAX_STEPS = 24
 QUESTIONS = 256
-SETTINGS = {"today": "never", "replies shared": "step"}  # the environment's `share_replies`
+SETTINGS = {"today": "never", "replies shared": "step"}
+"""The environment's `share_replies` in each setting."""
 
 
 # --- the records' tables ----------------------------------------------------------------------------------------------
@@ -80,15 +83,21 @@ def of_settings(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], d
             if key[:2] == (world, setting) and today is not None:
                 pairs.append((run, today))
         if pairs:
-            rows[world, setting] = _of_pairs(pairs)
+            rows[world, setting] = _summarise_pairs(pairs)
     return rows
 
 
-def _of_pairs(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
+def _summarise_pairs(
+    pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+) -> dict[str, Any]:
+    """A setting's runs, each beside the run of `today` with its seed."""
     runs = [run for run, _ in pairs]
     score = interval([run["exact_match"] for run in runs])
     today_score = interval([today["exact_match"] for _, today in pairs])
-    ends = score["low"], score["high"], today_score["low"], today_score["high"]
+    overlap = False
+    # One seed has no interval.
+    if score["low"] is not None and today_score["low"] is not None:
+        overlap = score["low"] <= today_score["high"] and today_score["low"] <= score["high"]
     paid_twice = None
     if runs[0]["paid_twice"] is not None:
         paid_twice = sum(run["paid_twice"] for run in runs)
@@ -100,7 +109,7 @@ def _of_pairs(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> d
         "usd_ratio": interval([run["usd"] / today["usd"] for run, today in pairs]),
         "reached": sum(run["reached"] for run in runs),
         "exact_match": score,
-        "overlap": None not in ends and ends[0] <= ends[3] and ends[2] <= ends[1],
+        "overlap": overlap,
         "paid_twice": paid_twice,
         "seeds": sorted(run["seed"] for run in runs),
     }
@@ -122,7 +131,8 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         cells = [world, name, f"{row['steps']:.1f}", f"{row['calls']:,}", f"{row['different']:.0%}"]
         cells += [shown(row["calls_ratio"], digits=2), f"{row['usd_ratio']['mean']:.2f}"]
         cells += [f"{row['reached']} of {len(row['seeds'])}", shown(row["exact_match"])]
-        rows.append([*cells, "–" if row["paid_twice"] is None else row["paid_twice"]])
+        paid_twice = "–" if row["paid_twice"] is None else row["paid_twice"]
+        rows.append([*cells, paid_twice])
     return markdown([*titles, "reached", "exact match [95 %]", "paid twice"], rows)
 
 
@@ -130,19 +140,18 @@ def finding(records: Sequence[Mapping[str, Any]]) -> str:
     """The findings of all recorded settings, in two sentences."""
     rows = of_settings(records)
 
-    def ratios(*names: str) -> list[str]:
-        return [
-            shown(rows[world, name]["calls_ratio"], digits=2) for name in names for world in GOOD
-        ]
+    def ratios(setting: str) -> list[str]:
+        """The share of today's calls in each world."""
+        return [shown(rows[world, setting]["calls_ratio"], digits=2) for world in GOOD]
 
     plain, guarded = ratios("replies shared")
     refilled = ratios("refilled")
-    without_effect = product(GOOD, ("groups that grow", "curriculum", "hopeless ended"))
-    others = [rows[setting]["calls_ratio"]["mean"] for setting in without_effect]
+    ineffective = product(GOOD, ("groups that grow", "curriculum", "hopeless ended"))
+    means = [rows[setting]["calls_ratio"]["mean"] for setting in ineffective]
     return (
         f"Sharing replies took {plain} of the calls in the plain world and {guarded} in the guarded one, for the same "
-        f"training. Growing groups, a curriculum and ending hopeless episodes took {min(others):.2f} to "
-        f"{max(others):.2f} of the calls, and refilling batches with other questions {refilled[0]} and {refilled[1]}, "
+        f"training. Growing groups, a curriculum and ending hopeless episodes took {min(means):.2f} to "
+        f"{max(means):.2f} of the calls, and refilling batches with other questions {refilled[0]} and {refilled[1]}, "
         "so the library no longer has them."
     )
 
@@ -150,41 +159,42 @@ def finding(records: Sequence[Mapping[str, Any]]) -> str:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-class Counted:
-    """The oracle with its calls counted and priced; [`evaluations`] sets `step`."""
+class CountedOracle:
+    """The oracle with its calls counted and priced; [`add_evaluations`] sets `step`."""
 
-    def __init__(self, oracle: Any):
+    def __init__(self, oracle: ChatModel):
         self.oracle = oracle
         self.step = 0
         self.training = True
         self.calls = 0
         self.usd = 0.0
-        self.asked = Counter[Any]()
+        # Pairs of a step and a request.
+        self.requests: set[tuple[int, str]] = set()
 
     async def __call__(
-        self, messages: Any, *, repeat: int | None = None, session: str | None = None
-    ) -> Any:
+        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None
+    ) -> Reply:
         from agentic_prompting.llm.budget import PRICES, price_tokens
 
         reply = await self.oracle(messages, repeat=repeat, session=session)
-        if self.training:
-            self.calls += 1
-            self.asked[self.step, json.dumps(messages)] += 1
-            usage = price_tokens(
-                reply.usage.prompt_tokens, reply.usage.completion_tokens, PRICES["gpt-4o-mini"]
-            )
-            self.usd += usage.cost_usd
-            return replace(reply, usage=usage)
-        return reply
+        if not self.training:
+            return reply
+        self.calls += 1
+        self.requests.add((self.step, json.dumps(messages)))
+        usage = price_tokens(
+            reply.usage.prompt_tokens, reply.usage.completion_tokens, PRICES["gpt-4o-mini"]
+        )
+        self.usd += usage.cost_usd
+        return replace(reply, usage=usage)
 
     @property
-    def twice(self) -> int:
+    def repeated_calls(self) -> int:
         """The number of calls that repeated an earlier call of their step."""
-        return self.calls - len(self.asked)
+        return self.calls - len(self.requests)
 
 
-def evaluations(
-    trainer: Any, chat: Counted, test: Sequence[Any], seed: int, good: float
+def add_evaluations(
+    trainer: Any, chat: CountedOracle, test: Sequence[Any], seed: int, good: float
 ) -> list[dict[str, Any]]:
     """Evaluate every second step of a training, and end it when the score is reached.
 
@@ -201,8 +211,10 @@ def evaluations(
     class Evaluations(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             chat.step = state.global_step
-            if state.global_step % EVERY:
+            if state.global_step % EVAL_STEPS:
                 return
+
+            # Calls of the evaluation are not counted.
             chat.training = False
             environment = LLMEnvironment(chat)
             agent = PromptAgent(
@@ -215,14 +227,20 @@ def evaluations(
             rollouts = agent.answer_all(test, seed=seed, progress=False)
             trainer.model.train()
             chat.training = True
-            right = wilson_interval(correct(rollouts).count("1"), len(rollouts))
-            ends = [round(right.low, 4), round(right.high, 4)]
-            spent = {"step": state.global_step, "calls": chat.calls, "usd": round(chat.usd, 6)}
+
+            score = wilson_interval(correct(rollouts).count("1"), len(rollouts))
             curve.append(
-                {**spent, "different": len(chat.asked), "exact_match": right.mean, "interval": ends}
+                {
+                    "step": state.global_step,
+                    "calls": chat.calls,
+                    "usd": round(chat.usd, 6),
+                    "different": len(chat.requests),
+                    "exact_match": score.mean,
+                    "interval": [round(score.low, 4), round(score.high, 4)],
+                }
             )
-            log(f"  step {state.global_step}: {right.mean:.3f} after {chat.calls} calls")
-            control.should_training_stop |= right.mean >= good or state.global_step >= MOST
+            log(f"  step {state.global_step}: {score.mean:.3f} after {chat.calls} calls")
+            control.should_training_stop |= score.mean >= good or state.global_step >= MAX_STEPS
 
     trainer.add_callback(Evaluations())
     return curve
@@ -240,57 +258,48 @@ def run(name: str, seed: int, world: str, prepared: Any, folder: Path) -> dict[s
     from agentic_prompting.trainers import MultiTurnGRPOConfig
 
     oracle, sandbox, system_prompt = prepared
-    chat = Counted(oracle)
+    chat = CountedOracle(oracle)
     curve = list[dict[str, Any]]()
-    values = settings(
-        DEMO, max_steps=DEMO_STEPS, output_dir=str(folder / name.replace(" ", "-")), seed=seed
-    )
+    output = folder / name.replace(" ", "-")
+    values = settings(DEMO, max_steps=DEMO_STEPS, output_dir=str(output), seed=seed)
     options: dict[str, Any] = {}
     if world == "plain":
-        kind: Any = PromptR1Trainer
+        trainer_class: Any = PromptR1Trainer
         args: Any = PromptR1Config(**values)
     else:
-        theirs = settings(ESPL)  # what that world's own configuration says of sampling and learning
-        values |= {
-            key: theirs[key] for key in ("temperature", "learning_rate", "lr_scheduler_type")
-        }
-        kind = MultiTurnGRPOTrainer
+        # Sampling and learning as in that world's own configuration.
+        guarded = settings(ESPL)
+        for key in ("temperature", "learning_rate", "lr_scheduler_type"):
+            values[key] = guarded[key]
+        trainer_class = MultiTurnGRPOTrainer
         args = MultiTurnGRPOConfig(**values)
         options = {"system_prompt": system_prompt, "reward_funcs": PromptR1Reward()}
 
     def watch(trainer: Any) -> None:
         nonlocal curve
-        curve = evaluations(trainer, chat, list(sandbox.test)[:QUESTIONS], seed, GOOD[world])
+        questions = list(sandbox.test)[:QUESTIONS]
+        curve = add_evaluations(trainer, chat, questions, seed, GOOD[world])
 
     started = time.perf_counter()
-    train(
-        kind,
-        args,
-        sandbox,
-        LLMEnvironment(chat, share_replies=SETTINGS[name]),
-        before=watch,
-        **options,
-    )
-    last = curve[-1]
+    environment = LLMEnvironment(chat, share_replies=SETTINGS[name])
+    train(trainer_class, args, sandbox, environment, before=watch, **options)
+    end = curve[-1]
     seconds = round(time.perf_counter() - started)
-    log(f"seed {seed}, {world}: {name}: {last['calls']} calls, {seconds} s")
-    about = {
+    log(f"seed {seed}, {world}: {name}: {end['calls']} calls, {seconds} s")
+    return {
         "world": world,
         "seed": seed,
         "setting": name,
         "values": {"share_replies": SETTINGS[name]},
-    }
-    twice = chat.twice if SETTINGS[name] == "step" else None
-    end = {
-        "reached": last["exact_match"] >= GOOD[world],
-        "paid_twice": twice,
+        **end,
+        "reached": end["exact_match"] >= GOOD[world],
+        "paid_twice": chat.repeated_calls if SETTINGS[name] == "step" else None,
         "curve": curve,
         "seconds": seconds,
     }
-    return {**about, **last, **end}
 
 
-def prepare(seed: int, world: str, folder: Path) -> tuple[Any, Any, str | None]:
+def prepare(seed: int, world: str, folder: Path) -> tuple[ChatModel, Any, str | None]:
     """The oracle, the data with a warm-started policy, and the system prompt of a world that has one."""
     from agentic_prompting.evolution import SystemPrompt
     from agentic_prompting.sandbox import Oracle
@@ -324,14 +333,17 @@ def main() -> None:
     )
     options = parser.parse_args()
     quiet()
-    seeds = options.seeds or (TUNING_SEEDS[:1] if options.quick else SEEDS)
-    worlds = options.worlds or (("plain",) if options.quick else tuple(GOOD))
-    records = Records(
-        options.records or (options.folder / "quick.jsonl.gz" if options.quick else RECORDS)
-    )
+    if options.quick:
+        seeds = options.seeds or TUNING_SEEDS[:1]
+        worlds = options.worlds or ["plain"]
+        records = Records(options.records or options.folder / "quick.jsonl.gz")
+    else:
+        seeds = options.seeds or SEEDS
+        worlds = options.worlds or list(GOOD)
+        records = Records(options.records or RECORDS)
     started = time.time()
-    wanted = product(worlds, options.settings, seeds)
-    for world, name, seed in records.missing(("world", "setting", "seed"), wanted):
+    runs = product(worlds, options.settings, seeds)
+    for world, name, seed in records.missing(("world", "setting", "seed"), runs):
         prepared = prepare(seed, world, options.folder / f"{seed}-{world}")
         with tempfile.TemporaryDirectory() as temporary:
             records.add(run(name, seed, world, prepared, Path(temporary)))
@@ -340,13 +352,14 @@ def main() -> None:
     if options.json:
         rows = of_settings(entries)
         shared = [row for (_, name), row in rows.items() if name == "replies shared"]
-        head = {
+        result = {
             "calls_ratio_shared": max((row["calls_ratio"]["mean"] for row in shared), default=None),
             "scores_overlap": all(row["overlap"] for row in shared),
             "paid_twice": sum(row["paid_twice"] for row in shared),
+            "settings": {f"{world}: {name}": row for (world, name), row in rows.items()},
+            "seconds": round(time.time() - started),
         }
-        by_name = {f"{world}: {name}": row for (world, name), row in rows.items()}
-        print(json.dumps({**head, "settings": by_name, "seconds": round(time.time() - started)}))
+        print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ from benchmarks.lab import RECORDS, Records, interval, log, markdown, quiet, sho
 from benchmarks.reliability.harnesses import put_in_path
 
 HARNESSES = {"pi": "messages", "codex": "responses"}
-PIECES = {"pi": 2000, "codex": 9000}  # of the tokenizer; codex's first prompt has 38,000 characters
+# Pieces of the tokenizer; codex's first prompt has 38,000 characters.
+PIECES = {"pi": 2000, "codex": 9000}
 SEEDS = (1001, 1002, 1003)
 TUNING_SEED = 1
 THINGS = ("lantern", "kettle", "ladder", "mirror", "basket", "whistle", "compass", "blanket")
@@ -54,11 +55,12 @@ STEPS = 24
 GROUP = 8
 TASKS = 2
 RATE = 1.25e-3
-ASKED = 4
+ROLLOUTS_PER_QUESTION = 4
 SHELLS = ("bash", "exec_command")
 
 Entries = Sequence[Mapping[str, Any]]
-Parts = list[tuple[str, bool]]  # texts of a rollout, and whether the policy wrote them
+# Texts of a rollout, and whether the policy wrote them.
+Parts = list[tuple[str, bool]]
 
 
 # --- the world --------------------------------------------------------------------------------------------------------
@@ -69,18 +71,25 @@ def draw_world(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     draw = random.Random(f"world {seed}")
     words = dict(zip(THINGS, draw.sample(WORDS, len(WORDS)), strict=True))
     held_out = {thing: draw.choice(WORDINGS) for thing in THINGS}
-    rows = [(thing, wording) for thing in THINGS for wording in WORDINGS]
-    draw.shuffle(rows)
-    made = [(held_out[t] == w, {"question": w.format(t), "answer": words[t]}) for t, w in rows]
-    return [row for out, row in made if not out], [row for out, row in made if out]
+    pairs = list(product(THINGS, WORDINGS))
+    draw.shuffle(pairs)
+    train_rows = []
+    held_out_rows = []
+    for thing, wording in pairs:
+        row = {"question": wording.format(thing), "answer": words[thing]}
+        if held_out[thing] == wording:
+            held_out_rows.append(row)
+        else:
+            train_rows.append(row)
+    return train_rows, held_out_rows
 
 
 def right_word(rollout: Rollout, folder: Path) -> float:
     """1 if the file holds the word of the row and nothing else."""
     file = folder / "answer.txt"
-    return float(
-        file.is_file() and file.read_text(errors="replace").strip() == rollout.row["answer"]
-    )
+    if not file.is_file():
+        return 0.0
+    return float(file.read_text(errors="replace").strip() == rollout.row["answer"])
 
 
 class Writer(ScriptedAgent):
@@ -90,10 +99,9 @@ class Writer(ScriptedAgent):
         tools = {tool["name"]: tool for tool in find_tools(text)}
         if len(self.samples):
             return "done"
-        name = next(name for name in SHELLS if name in tools)
-        return format_call(
-            name, json.dumps(fill_arguments(tools[name], f"echo {WORDS[0]} > answer.txt"))
-        )
+        shell = next(name for name in SHELLS if name in tools)
+        arguments = fill_arguments(tools[shell], f"echo {WORDS[0]} > answer.txt")
+        return format_call(shell, json.dumps(arguments))
 
 
 def record(program: CommandProgram, question: str) -> Parts:
@@ -103,12 +111,12 @@ def record(program: CommandProgram, question: str) -> Parts:
     assert rollout.returned and rollout.returned["reward"] == 1.0, (rollout.status, rollout.error)
     (sequence,) = rollout.sequences
     decode = writer.chat_format.tokenizer.decode
-    parts = [(writer.chat_format.tokenizer.decode(sequence.prompt_ids), False)]
-    at = 0
+    parts = [(decode(sequence.prompt_ids), False)]
+    start = 0
     for is_sampled, run in groupby(sequence.mask):
-        end = at + len(list(run))
-        parts.append((decode(sequence.ids[at:end]), bool(is_sampled)))
-        at = end
+        end = start + len(list(run))
+        parts.append((decode(sequence.ids[start:end]), bool(is_sampled)))
+        start = end
     return parts
 
 
@@ -157,27 +165,34 @@ def warm_start(
     loss = torch.zeros(())
     optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=steps)
-    known = {
-        (row["question"], word): _imitated(tokenizer, parts, question, row, word)
-        for row in rows
-        for word in WORDS
-    }
-    shared = os.path.commonprefix([ids for ids, _ in known.values()])  # noqa: RUF071 - of ids
+    # Ids and labels of the rollout for every question and word, and the ids with which all of them begin.
+    examples: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
+    for row, word in product(rows, WORDS):
+        examples[row["question"], word] = _imitated(tokenizer, parts, question, row, word)
+    shared = os.path.commonprefix([ids for ids, _ in examples.values()])  # noqa: RUF071 - of ids
+
     for step in range(steps):
-        first = step < steps // 2
+        is_first_half = step < steps // 2
         batch = []
         for _ in range(WARM_BATCH):
             row = draw.choice(rows)
-            word = row["answer"] if first or draw.random() < RIGHT else draw.choice(WORDS)
-            batch.append(tuple(ids[len(shared) :] for ids in known[row["question"], word]))
+            if is_first_half or draw.random() < RIGHT:
+                word = row["answer"]
+            else:
+                word = draw.choice(WORDS)
+            ids, labels = examples[row["question"], word]
+            batch.append((ids[len(shared) :], labels[len(shared) :]))
+
+        # Pad on the right.
         longest = max(len(ids) for ids, _ in batch)
-        ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in batch])
-        labels = torch.tensor([labels + [-100] * (longest - len(labels)) for _, labels in batch])
-        past = model(
-            torch.tensor([shared[-1:] if first else shared]), use_cache=True, logits_to_keep=1
-        ).past_key_values
+        input_ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in batch])
+        targets = torch.tensor([labels + [-100] * (longest - len(labels)) for _, labels in batch])
+
+        # The shared beginning is read once for the whole batch.
+        prefix = torch.tensor([shared[-1:] if is_first_half else shared])
+        past = model(prefix, use_cache=True, logits_to_keep=1).past_key_values
         past.batch_repeat_interleave(WARM_BATCH)
-        loss = model(ids, labels=labels, past_key_values=past).loss
+        loss = model(input_ids, labels=targets, past_key_values=past).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -193,10 +208,11 @@ def _imitated(
     ids = list[int]()
     labels = list[int]()
     for text, is_sampled in parts:
-        new = (
-            text.replace(WORDS[0], word) if is_sampled else text.replace(question, row["question"])
-        )
-        piece = tokenizer(new, add_special_tokens=False)["input_ids"]
+        if is_sampled:
+            replaced = text.replace(WORDS[0], word)
+        else:
+            replaced = text.replace(question, row["question"])
+        piece = tokenizer(replaced, add_special_tokens=False)["input_ids"]
         ids += piece
         labels += piece if is_sampled else [-100] * len(piece)
     return ids, labels
@@ -205,17 +221,18 @@ def _imitated(
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
-class Counted(CommandProgram):
-    """Counts what became of its rollouts."""
+class CountingProgram(CommandProgram):
+    """Counts the failures of its rollouts, and the differences that its witness saw."""
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self.failed = list[str]()
+        self.errors = list[str]()
         self.differences = 0
 
     async def play_episode(self, rollout: Rollout, *rest: Any) -> Rollout:
         played = await super().play_episode(rollout, *rest)
-        self.failed += [str(played.error)] if played.error else []
+        if played.error:
+            self.errors.append(str(played.error))
         self.differences += int(played.counts.get("program/witness_differences", 0))
         return played
 
@@ -226,7 +243,7 @@ def measure(name: str, seed: int, folder: Path, steps: int, warm_steps: int) -> 
 
     started = time.monotonic()
     rows, held_out = draw_world(seed)
-    program = Counted(get_harness(name, HARNESSES[name]), reward=right_word, timeout=300)
+    program = CountingProgram(get_harness(name, HARNESSES[name]), reward=right_word, timeout=300)
     program.check()
     question = rows[0]["question"]
     parts = record(program, question)
@@ -239,8 +256,8 @@ def measure(name: str, seed: int, folder: Path, steps: int, warm_steps: int) -> 
         num_generations=GROUP,
         per_device_train_batch_size=GROUP * TASKS,
         max_steps=steps,
-        num_generations_eval=ASKED,
-        per_device_eval_batch_size=ASKED * len(held_out),
+        num_generations_eval=ROLLOUTS_PER_QUESTION,
+        per_device_eval_batch_size=ROLLOUTS_PER_QUESTION * len(held_out),
         learning_rate=RATE,
         lr_scheduler_type="constant",
         temperature=1.0,
@@ -265,9 +282,8 @@ def measure(name: str, seed: int, folder: Path, steps: int, warm_steps: int) -> 
     trainer.train()
     after = trainer.evaluate()["eval_reward"]
     program.close()
-    rewards = [
-        round(entry["reward"], 3) for entry in trainer.state.log_history if "reward" in entry
-    ]
+    history = trainer.state.log_history
+    rewards = [round(entry["reward"], 3) for entry in history if "reward" in entry]
     return {
         "harness": name,
         "dialect": HARNESSES[name],
@@ -278,8 +294,8 @@ def measure(name: str, seed: int, folder: Path, steps: int, warm_steps: int) -> 
         "before": round(before, 4),
         "after": round(after, 4),
         "rewards": rewards,
-        "failed": len(program.failed),
-        "errors": program.failed[:3],
+        "failed": len(program.errors),
+        "errors": program.errors[:3],
         "witness_differences": program.differences,
         "seconds": round(time.monotonic() - started),
     }
@@ -289,16 +305,9 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
     """A row for each harness."""
     rows = []
     for name, summary in summarise(records).items():
-        figures = (shown(summary["before"]), shown(summary["after"]), shown(summary["gain"], "+"))
-        rows.append(
-            (
-                f"{name}, by {HARNESSES[name]}",
-                *figures,
-                summary["failed"],
-                summary["differences"],
-                summary["seeds"],
-            )
-        )
+        scores = [shown(summary["before"]), shown(summary["after"]), shown(summary["gain"], "+")]
+        counts = [summary["failed"], summary["differences"], summary["seeds"]]
+        rows.append([f"{name}, by {HARNESSES[name]}", *scores, *counts])
     return markdown(("harness", "before", "after", "gain", "failed", "differences", "seeds"), rows)
 
 
@@ -306,7 +315,8 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """By harness: means with intervals over the seeds."""
     rows = {}
     for name in HARNESSES:
-        if runs := [record for record in records if record["harness"] == name]:
+        runs = [record for record in records if record["harness"] == name]
+        if runs:
             rows[name] = {
                 "before": interval([run["before"] for run in runs]),
                 "after": interval([run["after"] for run in runs]),
@@ -345,14 +355,18 @@ def main() -> None:
     quiet()
     put_in_path()
     with tempfile.TemporaryDirectory() as folder:
-        default = Path(folder if options.quick else RECORDS, "harness_world.jsonl.gz")
-        records = Records(options.records or default)
-        names = options.only or (["pi"] if options.quick else [*HARNESSES])
-        seeds = options.seeds or ((TUNING_SEED,) if options.quick else SEEDS)
-        for name, seed in records.missing(
-            ("harness", "seed"), [(name, seed) for name in names for seed in seeds]
-        ):
-            steps = options.steps or (2 if options.quick else STEPS)
+        if options.quick:
+            records_folder = Path(folder)
+            names = options.only or ["pi"]
+            seeds = options.seeds or (TUNING_SEED,)
+            steps = options.steps or 2
+        else:
+            records_folder = RECORDS
+            names = options.only or list(HARNESSES)
+            seeds = options.seeds or SEEDS
+            steps = options.steps or STEPS
+        records = Records(options.records or records_folder / "harness_world.jsonl.gz")
+        for name, seed in records.missing(("harness", "seed"), product(names, seeds)):
             record = measure(name, seed, Path(folder, f"{name}-{seed}"), steps, options.warm_steps)
             records.add(record)
             log(json.dumps(record))

@@ -45,7 +45,7 @@ CALLS = 512
 PROMPTS = 12
 ROWS = 10_000
 DELTAS = (0.05, 0.10)
-MOST_TOP_UP = 800
+MAX_TOP_UP = 800
 BASES = (0.1, 0.3, 0.5, 0.7, 0.9)
 MIDDLE = (0.3, 0.5, 0.7)
 FURTHER = 20
@@ -108,9 +108,8 @@ class World:
         rows = stats.beta.ppf(quantiles, self.base, 1 - self.base).clip(1e-6, 1 - 1e-6)
         nodes, weights = np.polynomial.hermite_e.hermegauss(9)
         shifts = np.linspace(-14, 14, 281)
-        logits = (
-            special.logit(rows)[None, :, None] + shifts[:, None, None] + self.interaction * nodes
-        )
+        row_logits = special.logit(rows)[None, :, None]
+        logits = row_logits + shifts[:, None, None] + self.interaction * nodes
         mean_of_shift = special.expit(logits).mean(axis=1) @ (weights / weights.sum())
 
         def draw_scores(rng: np.random.Generator, means: np.ndarray, n: int) -> np.ndarray:
@@ -129,25 +128,61 @@ class World:
 
 def prompt_worlds(quick: bool) -> Iterator[tuple[str, float, World]]:
     """The cells: a family's name, its spread, and a world of it."""
-    for spread in (0.0, 0.06) if quick else (0.0, 0.01, 0.03, 0.06, 0.10, 0.20):
-        for base in MIDDLE[1:2] if quick else BASES:
-            yield "normal", spread, World(base, spread)
     if quick:
+        for spread in (0.0, 0.06):
+            yield "normal", spread, World(0.5, spread)
         return
-    for effects in (heavy, one_good, one_bad):
-        for spread in (0.06, 0.20):
-            for base in MIDDLE:
-                yield effects.__name__.replace("_", " "), spread, World(base, spread, effects)
-    for start in (-0.10, 0.10):
-        for spread in (0.0, 0.03):
-            for base in MIDDLE:
-                yield f"start {start:+.2f}", spread, World(base, spread, start=start)
-    for spread in (0.0, 0.10):
-        for base in MIDDLE:
-            yield "interaction", spread, World(base, spread, interaction=1.5)
-    for spread in (0.0, 0.10):
-        for base in (0.1, 0.5, 0.9):
-            yield "graded", spread, World(base, spread, graded=4.0)
+    for spread, base in product((0.0, 0.01, 0.03, 0.06, 0.10, 0.20), BASES):
+        yield "normal", spread, World(base, spread)
+    for effects, spread, base in product((heavy, one_good, one_bad), (0.06, 0.20), MIDDLE):
+        yield effects.__name__.replace("_", " "), spread, World(base, spread, effects)
+    for start, spread, base in product((-0.10, 0.10), (0.0, 0.03), MIDDLE):
+        yield f"start {start:+.2f}", spread, World(base, spread, start=start)
+    for spread, base in product((0.0, 0.10), MIDDLE):
+        yield "interaction", spread, World(base, spread, interaction=1.5)
+    for spread, base in product((0.0, 0.10), (0.1, 0.5, 0.9)):
+        yield "graded", spread, World(base, spread, graded=4.0)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdicts on a task before and after the top-up.
+
+    Args:
+        first (`str`): The verdict before.
+        last (`str`): The verdict after; the same where no top-up was needed.
+        is_covered (`bool`): Whether the last interval holds the true gain.
+    """
+
+    first: str
+    last: str
+    is_covered: bool
+
+
+@dataclass(frozen=True)
+class PromptTask:
+    """The truth of a simulated task, and what headroom says of it.
+
+    Args:
+        truth (`float`): The true gain of the chosen prompt.
+        best_gain (`float`): The true gain of the best prompt.
+        gain (`Estimate`): The measured gain of the chosen prompt.
+        p_value (`float`, *optional*): Of the F test, if there was one.
+        further_is_covered (`bool`): Whether the interval of `expect_further` holds its truth.
+        judgements (`dict[float, Judgement]`): By the gain that is worth it.
+    """
+
+    truth: float
+    best_gain: float
+    gain: Estimate
+    p_value: float | None
+    further_is_covered: bool
+    judgements: dict[float, Judgement]
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the interval of the chosen prompt's gain holds the truth."""
+        return self.gain.low <= self.truth <= self.gain.high
 
 
 def simulate_prompts(world: World, tasks: int, seed: Sequence[int]) -> dict[str, Any]:
@@ -161,65 +196,74 @@ def simulate_prompts(world: World, tasks: int, seed: Sequence[int]) -> dict[str,
     rng = np.random.default_rng(seed)
     plan = plan_stages(CALLS, PROMPTS, ROWS)
     draw_scores = world.make_sampler()
-    truths = []
-    gains = []
-    covered = []
-    widths = []
-    best_of_all = []
-    f_tests = []
-    further = []
-    verdicts: dict[float, list[tuple[str, str, bool]]] = {delta: [] for delta in DELTAS}
     expected_best = _expected_best(world)
+    simulated = []
     for _ in range(tasks):
+        # Choose a challenger, and compare it with the start prompt on fresh rows.
         means = world.prompt_means(rng, PROMPTS)
         choosing = draw_scores(rng, means, plan.choosing_rows)
         chosen = choose_challenger(choosing, rng)
         pair = means[[0, chosen]]
         truth = float(pair[1] - pair[0])
         fresh = draw_scores(rng, pair, plan.fresh_rows)
+        judgements = {}
         for delta in DELTAS:
             first = judge_prompts(choosing, chosen, fresh, delta)
             last = first
             if first.verdict == "cannot tell":
-                rows = min(first.rows_needed, MOST_TOP_UP)
+                rows = min(first.rows_needed, MAX_TOP_UP)
                 last = judge_prompts(choosing, chosen, fresh, delta, draw_scores(rng, pair, rows))
-            covered_last = last.gain.low <= truth <= last.gain.high
-            verdicts[delta].append((first.verdict, last.verdict, covered_last))
-        truths.append(truth)
-        gains.append(first.gain.mean)
-        covered.append(first.gain.low <= truth <= first.gain.high)
-        widths.append(first.gain.high - first.gain.low)
-        best_of_all.append(float(means.max() - means[0]))
-        f_tests.append(first.test is not None and first.test.p_value < 0.05)
-        expected = expect_further(choosing, FURTHER, rng, draws=400)
-        further.append(expected.low <= expected_best - means[0] <= expected.high)
+            is_covered = last.gain.low <= truth <= last.gain.high
+            judgements[delta] = Judgement(first.verdict, last.verdict, is_covered)
 
-    truth_of = np.array(truths)
-    gaining = truth_of >= 0.10 - 1e-9
+        # What further proposals would bring.
+        further = expect_further(choosing, FURTHER, rng, draws=400)
+        simulated.append(
+            PromptTask(
+                truth=truth,
+                best_gain=float(means.max() - means[0]),
+                gain=first.gain,
+                p_value=None if first.test is None else first.test.p_value,
+                further_is_covered=further.low <= expected_best - means[0] <= further.high,
+                judgements=judgements,
+            )
+        )
+    return _summarise_tasks(simulated)
+
+
+def _summarise_tasks(tasks: Sequence[PromptTask]) -> dict[str, Any]:
+    """The figures of a cell."""
+    truth = np.array([task.truth for task in tasks])
+    best_gain = np.array([task.best_gain for task in tasks])
+    is_gaining = truth >= 0.10 - 1e-9
+    p_values = [task.p_value for task in tasks]
     cell: dict[str, Any] = {
-        "coverage": float(np.mean(covered)),
-        "bias": float(np.mean(np.array(gains) - truth_of)),
-        "width": float(np.mean(widths)),
-        "f_test": float(np.mean(f_tests)),
-        "further_coverage": float(np.mean(further)),
-        "gaining": int(gaining.sum()),
+        "coverage": float(np.mean([task.is_covered for task in tasks])),
+        "bias": float(np.mean(np.array([task.gain.mean for task in tasks]) - truth)),
+        "width": float(np.mean([task.gain.high - task.gain.low for task in tasks])),
+        "f_test": float(np.mean([value is not None and value < 0.05 for value in p_values])),
+        "further_coverage": float(np.mean([task.further_is_covered for task in tasks])),
+        "gaining": int(is_gaining.sum()),
     }
-    best = np.array(best_of_all)
-    for delta, of_delta in verdicts.items():
-        before, after, covered_last = map(np.array, zip(*of_delta, strict=True))
-        for name, verdict in (("", before), (" after top-up", after)):
+    for delta in DELTAS:
+        judgements = [task.judgements[delta] for task in tasks]
+        first = np.array([judgement.first for judgement in judgements])
+        last = np.array([judgement.last for judgement in judgements])
+        for name, verdict in (("", first), (" after top-up", last)):
             worth = verdict == "worth it"
             not_worth = verdict == "not worth it"
+            power = float(worth[is_gaining].mean()) if is_gaining.any() else None
             cell[f"{delta:.2f}{name}"] = {
                 "worth it": float(worth.mean()),
                 "not worth it": float(not_worth.mean()),
                 "cannot tell": float((verdict == "cannot tell").mean()),
-                "false worth it": float((worth & (truth_of <= 0)).mean()),
-                "false not worth it": float((not_worth & (truth_of >= delta)).mean()),
-                "not worth it, best of all is": float((not_worth & (best >= delta)).mean()),
-                "power": float(worth[gaining].mean()) if gaining.any() else None,
+                "false worth it": float((worth & (truth <= 0)).mean()),
+                "false not worth it": float((not_worth & (truth >= delta)).mean()),
+                "not worth it, best of all is": float((not_worth & (best_gain >= delta)).mean()),
+                "power": power,
             }
-        cell[f"{delta:.2f} after top-up"]["coverage"] = float(covered_last.mean())
+        coverage = np.mean([judgement.is_covered for judgement in judgements])
+        cell[f"{delta:.2f} after top-up"]["coverage"] = float(coverage)
     return cell
 
 
@@ -239,21 +283,22 @@ def simulate_router(tasks: int, seed: int = 5) -> list[dict[str, Any]]:
         ("rows differ", World(0.5, 0.0, interaction=3.0)),
     ):
         rng = np.random.default_rng(seed)
-        surely = []
         gains = []
         for _ in range(tasks):
             means = world.prompt_means(rng, 6)
-            first, second = _twice(world, rng, means, 64)
-            gain = route_prompts(first, second, rng)
-            surely.append(gain.low > 0)
-            gains.append(gain.mean)
+            first, second = _score_twice(world, rng, means, 64)
+            gains.append(route_prompts(first, second, rng))
         cells.append(
-            {"world": name, "gain": float(np.mean(gains)), "surely above 0": float(np.mean(surely))}
+            {
+                "world": name,
+                "gain": float(np.mean([gain.mean for gain in gains])),
+                "surely above 0": float(np.mean([gain.low > 0 for gain in gains])),
+            }
         )
     return cells
 
 
-def _twice(
+def _score_twice(
     world: World, rng: np.random.Generator, means: np.ndarray, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Two answers of each prompt to the same rows, whose chances are the same for both."""
@@ -346,12 +391,12 @@ def simulate_ceilings(tasks: int, quick: bool, rows: int = 64) -> list[dict[str,
         spreads_and_bases = [(0.0, 0.5)]
         choice_counts = (4,)
         repeat_counts = (2,)
-    return [
-        _simulate_ceiling(spread, base, choices, repeats, rows, tasks)
-        for (spread, base), choices, repeats in product(
-            spreads_and_bases, choice_counts, repeat_counts
-        )
-    ]
+    cells = []
+    for (spread, base), choices, repeats in product(
+        spreads_and_bases, choice_counts, repeat_counts
+    ):
+        cells.append(_simulate_ceiling(spread, base, choices, repeats, rows, tasks))
+    return cells
 
 
 def _simulate_ceiling(
@@ -360,20 +405,18 @@ def _simulate_ceiling(
     rng = np.random.default_rng([9, choices, repeats])
     population = _chances(rng, 40_000, choices, base, spread)
     truth = float(population.max(axis=1).mean())
-    covered = []
-    naive = []
-    cross = []
-    widths = []
     names = [str(number) for number in range(choices)]
+    ceilings = []
     for _ in range(tasks):
         chances = _chances(rng, rows, choices, base, spread)
         scores = (rng.random((rows, choices, repeats)) < chances[:, :, None]).astype(float)
         ceiling = measure_ceiling(scores, names)
         assert ceiling.cross is not None
-        covered.append(ceiling.low <= truth <= ceiling.high)
-        naive.append(ceiling.naive.mean - truth)
-        cross.append(ceiling.cross.mean - truth)
-        widths.append(ceiling.high - ceiling.low)
+        ceilings.append(ceiling)
+    covered = [ceiling.low <= truth <= ceiling.high for ceiling in ceilings]
+    naive = [ceiling.naive.mean - truth for ceiling in ceilings]
+    cross = [ceiling.cross.mean - truth for ceiling in ceilings]
+    widths = [ceiling.high - ceiling.low for ceiling in ceilings]
     return {
         "spread": spread,
         "base": base,
@@ -422,6 +465,9 @@ def summarise_prompts(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The figures of all cells together."""
     coverage = [cell["coverage"] for cell in cells]
     nothing = [cell for cell in cells if cell["spread"] == 0 and cell["start"] is None]
+    gaining = [cell for cell in cells if cell["gaining"] >= 100]
+    # A start prompt below all others: every challenger gains about 0.10, and not more.
+    drawn = [cell for cell in gaining if cell["start"] is None]
     summary: dict[str, Any] = {
         "coverage": {
             "mean": float(np.mean(coverage)),
@@ -431,33 +477,38 @@ def summarise_prompts(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "f_test where no prompt differs": max(cell["f_test"] for cell in nothing),
     }
     for delta in DELTAS:
-        name = f"{delta:.2f} after top-up"
-        gaining = [cell for cell in cells if cell["gaining"] >= 100]
-        powers = [cell[f"{delta:.2f}"]["power"] for cell in gaining]
-        last_powers = [cell[name]["power"] for cell in gaining]
-        # A start prompt below all others: every challenger gains about 0.10, and not more.
-        drawn = [cell[f"{delta:.2f}"]["power"] for cell in gaining if cell["start"] is None]
+        first = f"{delta:.2f}"
+        last = f"{delta:.2f} after top-up"
         summary[f"delta {delta:.2f}"] = {
-            "false worth it, truth 0": max(
-                cell[f"{delta:.2f}"]["false worth it"] for cell in nothing
-            ),
-            "false worth it, truth 0, after top-up": max(
-                cell[name]["false worth it"] for cell in nothing
-            ),
-            "false not worth it": max(cell[name]["false not worth it"] for cell in cells),
+            "false worth it, truth 0": max(_figures(nothing, first, "false worth it")),
+            "false worth it, truth 0, after top-up": max(_figures(nothing, last, "false worth it")),
+            "false not worth it": max(_figures(cells, last, "false not worth it")),
             "not worth it though the best of all is": max(
-                cell[name]["not worth it, best of all is"] for cell in cells
+                _figures(cells, last, "not worth it, best of all is")
             ),
-            "cannot tell": float(np.mean([cell[f"{delta:.2f}"]["cannot tell"] for cell in cells])),
-            "cannot tell after top-up": float(
-                np.mean([cell[name]["cannot tell"] for cell in cells])
+            "cannot tell": float(np.mean(_figures(cells, first, "cannot tell"))),
+            "cannot tell after top-up": float(np.mean(_figures(cells, last, "cannot tell"))),
+            "coverage after top-up, least": min(_figures(cells, last, "coverage")),
+            "power where the chosen prompt gains 0.10, least": min(
+                _figures(gaining, first, "power"), default=None
             ),
-            "coverage after top-up, least": min(cell[name]["coverage"] for cell in cells),
-            "power where the chosen prompt gains 0.10, least": min(powers) if powers else None,
-            "power, start prompt one of the draws, least": min(drawn) if drawn else None,
-            "power after top-up, least": min(last_powers) if powers else None,
+            "power, start prompt one of the draws, least": min(
+                _figures(drawn, first, "power"), default=None
+            ),
+            "power after top-up, least": min(_figures(gaining, last, "power"), default=None),
         }
     return summary
+
+
+def _figures(cells: Sequence[dict[str, Any]], *path: str) -> list[float]:
+    """A figure of each cell, by the names that lead to it."""
+    values = []
+    for cell in cells:
+        value: Any = cell
+        for name in path:
+            value = value[name]
+        values.append(value)
+    return values
 
 
 def main() -> None:
@@ -468,8 +519,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few tasks and cells")
     parser.add_argument("--tasks", type=int, help="tasks a cell")
     arguments = parser.parse_args()
-    tasks = arguments.tasks or (QUICK_TASKS if arguments.quick else TASKS)
-    result = simulate(tasks, arguments.quick)
+    default_tasks = QUICK_TASKS if arguments.quick else TASKS
+    result = simulate(arguments.tasks or default_tasks, arguments.quick)
     print(json.dumps(result) if arguments.json else as_tables(result))
 
 
@@ -479,36 +530,28 @@ def as_tables(result: dict[str, Any]) -> str:
     lines.append(
         "family, spread | coverage mean/least/most | worth it | not, undecided at 0.10 | after top-up | further"
     )
-    families = dict.fromkeys((cell["family"], cell["spread"]) for cell in result["prompts"])
-    for family, spread in families:
-        cells = [
-            cell
-            for cell in result["prompts"]
-            if (cell["family"], cell["spread"]) == (family, spread)
-        ]
-
-        def mean(*path: str, cells: Sequence[Any] = cells) -> float:
-            values = []
-            for cell in cells:
-                for name in path:
-                    cell = cell[name]
-                values.append(cell)
-            return float(np.mean(values))
-
-        coverage = [cell["coverage"] for cell in cells]
+    families: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for cell in result["prompts"]:
+        families.setdefault((cell["family"], cell["spread"]), []).append(cell)
+    for (family, spread), cells in families.items():
+        coverage = _figures(cells, "coverage")
+        worth = np.mean(_figures(cells, "0.10", "worth it"))
+        not_worth = np.mean(_figures(cells, "0.10", "not worth it"))
+        undecided = np.mean(_figures(cells, "0.10", "cannot tell"))
+        still_undecided = np.mean(_figures(cells, "0.10 after top-up", "cannot tell"))
+        further = np.mean(_figures(cells, "further_coverage"))
         lines.append(
             f"{family}, {spread:g} | {np.mean(coverage):.3f}/{min(coverage):.3f}/{max(coverage):.3f} | "
-            f"{mean('0.10', 'worth it'):.2f} | {mean('0.10', 'not worth it'):.2f}, {mean('0.10', 'cannot tell'):.2f} | "
-            f"{mean('0.10 after top-up', 'cannot tell'):.2f} | {mean('further_coverage'):.2f}"
+            f"{worth:.2f} | {not_worth:.2f}, {undecided:.2f} | {still_undecided:.2f} | {further:.2f}"
         )
     for name in ("router", "groups", "ceilings"):
         lines += ["", name]
         for cell in result[name]:
-            shown = {
-                key: round(value, 3) if isinstance(value, float) else value
-                for key, value in cell.items()
-            }
-            lines.append("  " + ", ".join(f"{key} {value}" for key, value in shown.items()))
+            figures = []
+            for key, value in cell.items():
+                figure = round(value, 3) if isinstance(value, float) else value
+                figures.append(f"{key} {figure}")
+            lines.append("  " + ", ".join(figures))
     return "\n".join(lines)
 
 

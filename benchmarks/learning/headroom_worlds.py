@@ -73,14 +73,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.lab import DEMO, RECORDS as RECORDED, Records, log, markdown, quiet, settings, train
 
+if TYPE_CHECKING:
+    from agentic_prompting.llm import ChatModel, Message, Reply
+
 RECORDS = RECORDED / "headroom.jsonl.gz"
-PROTOCOL = 2  # entries without a number are of the first one
+PROTOCOL = 2
+"""Entries without a number are of the first one."""
 PARTS = ("rules", "unread", "misleading", "demo")
 FIRST_SEED = 20
 SEEDS = 20
@@ -88,11 +92,13 @@ CHALLENGERS = 11
 # How often a challenger's word is right.
 RIGHT = {"rules": 0.9, "unguarded": 0.9, "unread": 0.9, "misleading": 0.5, "habits": 0.9}
 UNGUARDED = ("unguarded", "unread", "habits")
-TRUTH_SEED = 1000  # no draw measures with it, or with those that follow it
+TRUTH_SEED = 1000
+"""No draw measures with it, or with those that follow it."""
 TRUTH_REPEATS = 2
 FLOOR_REPEATS = 16
 DELTA = 0.10
-TRAINER_STEPS = 16  # of 16 groups each
+TRAINER_STEPS = 16
+"""Steps of 16 groups each."""
 GROUP_SIZE = 8
 
 NOT_RECORDED = "No run of it has been recorded yet."
@@ -129,9 +135,8 @@ def measure_world(
     from agentic_prompting import LLMEnvironment, PromptAgent, headroom
     from agentic_prompting.evolution import SystemPrompt
     from agentic_prompting.rollout import fill_template
-    from agentic_prompting.sandbox.guarded import PREAMBLE, WORDS, GuardedOracle, draw_rules, say
+    from agentic_prompting.sandbox.guarded import PREAMBLE, GuardedOracle, draw_rules
     from agentic_prompting.sandbox.setup import DEMO_SEED, AgentChat, prepare_guarded
-    from agentic_prompting.sandbox.world import sought
 
     # One agent for all draws; its questions stand in its own template.
     agents_world = world if world in ("misleading", "habits") else "rules"
@@ -145,15 +150,9 @@ def measure_world(
         rules = draw_rules(rng)
         start = SystemPrompt(PREAMBLE)
         if world == "misleading":
-            unused = [word for word in WORDS if word not in rules.values()]
-            outdated = rng.sample(unused, len(rules))
-            principles = [
-                say(sought(relation), word) for relation, word in zip(rules, outdated, strict=True)
-            ]
-            start = SystemPrompt(PREAMBLE, tuple(principles))
-        agent.environment = LLMEnvironment(
-            GuardedOracle({} if world in UNGUARDED else rules, seed=seed)
-        )
+            start = SystemPrompt(PREAMBLE, outdated_principles(rules, rng))
+        guarded = {} if world in UNGUARDED else rules
+        agent.environment = LLMEnvironment(GuardedOracle(guarded, seed=seed))
         chat: Any = AgentChat(agent, seed=seed)
         prompts = [start.text, *challengers(world, rules, rng)]
         if world == "unread":
@@ -167,7 +166,8 @@ def measure_world(
         assert measured.prompts is not None
         chosen = measured.texts[measured.prompts.chosen]
         # Without headroom the truth is known.
-        truth, truth_error = 0.0, 0.0
+        truth = 0.0
+        truth_error = 0.0
         if world != "unread":
             truth, truth_error = true_gain(chat, start.text, chosen, rows)
         gain = measured.prompts.gain
@@ -189,6 +189,16 @@ def measure_world(
         log(f"{world} {seed}: {measured.prompts.sentence()}; truth {truth:+.3f}; {seconds:.0f} s")
 
 
+def outdated_principles(rules: Mapping[str, str], rng: random.Random) -> tuple[str, ...]:
+    """Words for the guarded relations that are right for none of them."""
+    from agentic_prompting.sandbox.guarded import WORDS, say
+    from agentic_prompting.sandbox.world import sought
+
+    unused = [word for word in WORDS if word not in rules.values()]
+    words = rng.sample(unused, len(rules))
+    return tuple(say(sought(relation), word) for relation, word in zip(rules, words, strict=True))
+
+
 class UnreadPrompts:
     """A chat model that reads one system prompt, whichever it is given: all prompts have the same true score.
 
@@ -199,21 +209,20 @@ class UnreadPrompts:
         prompt (`str`): The system prompt that it reads.
     """
 
-    def __init__(self, chat: Any, prompt: str):
+    def __init__(self, chat: ChatModel, prompt: str):
         self.chat = chat
         self.prompt = prompt
 
-    def conversation(self, messages: Sequence[Any]) -> list[Any]:
+    def conversation(self, messages: Sequence[Message]) -> list[Message]:
         """The messages that the model reads in place of these."""
         from agentic_prompting.llm import with_system
 
-        return with_system(
-            self.prompt, [message for message in messages if message["role"] != "system"]
-        )
+        question = [message for message in messages if message["role"] != "system"]
+        return with_system(self.prompt, question)
 
     async def __call__(
-        self, messages: Sequence[Any], *, repeat: int | None = None, **options: Any
-    ) -> Any:
+        self, messages: Sequence[Message], *, repeat: int | None = None, **options: Any
+    ) -> Reply:
         from agentic_prompting.rollout import rollout_seed
 
         unread = [message["content"] for message in messages if message["role"] == "system"]
@@ -232,20 +241,20 @@ def assert_no_headroom(chat: UnreadPrompts, prompts: Sequence[str], rows: Sequen
             assert chat.conversation(with_system(prompt, question)) == expected, row["question"]
 
 
-def true_gain(chat: Any, start: str, chosen: str, rows: Sequence[Entry]) -> tuple[float, float]:
+def true_gain(
+    chat: ChatModel, start: str, chosen: str, rows: Sequence[Entry]
+) -> tuple[float, float]:
     """The mean gain of a prompt over another one on these rows, and its standard error.
 
     The rows are all that there are, so that the answers' chance is the only error.
     """
-    differences = np.array(
-        [
-            np.subtract(
-                score_answers(chat, chosen, rows, seed), score_answers(chat, start, rows, seed)
-            )
-            for seed in range(TRUTH_SEED, TRUTH_SEED + TRUTH_REPEATS)
-        ]
-    )
-    return float(differences.mean()), error_of_answers(differences)
+    differences = []
+    for seed in range(TRUTH_SEED, TRUTH_SEED + TRUTH_REPEATS):
+        chosen_scores = score_answers(chat, chosen, rows, seed)
+        start_scores = score_answers(chat, start, rows, seed)
+        differences.append(np.subtract(chosen_scores, start_scores))
+    gains = np.array(differences)
+    return float(gains.mean()), error_of_answers(gains)
 
 
 def error_of_answers(scores: np.ndarray) -> float:
@@ -254,7 +263,7 @@ def error_of_answers(scores: np.ndarray) -> float:
     return math.sqrt(float(scores.var(axis=0, ddof=1).sum()) / repeats) / rows
 
 
-def score_answers(chat: Any, prompt: str, rows: Sequence[Entry], seed: int) -> list[float]:
+def score_answers(chat: ChatModel, prompt: str, rows: Sequence[Entry], seed: int) -> list[float]:
     """The score of one answer to each row under a prompt."""
     from agentic_prompting.evaluation import PromptedSystem, score_records
     from agentic_prompting.evaluation.metrics import find_metrics
@@ -272,7 +281,6 @@ def score_answers(chat: Any, prompt: str, rows: Sequence[Entry], seed: int) -> l
 def measure_demo(seeds: Sequence[int], folder: Path, keep: Callable[[Entry], None]) -> None:
     """Measure the untrained agent of Prompt-R1's demo on several draws of rows."""
     from agentic_prompting import LLMEnvironment, PromptAgent, PromptR1Reward, headroom
-    from agentic_prompting.llm import Message, Reply
     from agentic_prompting.sandbox import Oracle
     from agentic_prompting.sandbox.setup import DEMO_SEED, prepare_sandbox
     from agentic_prompting.sandbox.world import value_of
@@ -338,9 +346,10 @@ def measure_floor(folder: Path, keep: Callable[[Entry], None]) -> None:
     table = []
     for seed in range(TRUTH_SEED, TRUTH_SEED + FLOOR_REPEATS):
         rollouts = agent.answer_all(list(sandbox.test), seed=seed, progress=False)
-        table.append(
-            [exact_match(rollout.answer or "", rollout.row["answers"]) for rollout in rollouts]
-        )
+        matches = [
+            exact_match(rollout.answer or "", rollout.row["answers"]) for rollout in rollouts
+        ]
+        table.append(matches)
     scores = np.array(table, dtype=float)
     keep(
         {
@@ -367,11 +376,8 @@ def measure_trainer(folder: Path, keep: Callable[[Entry], None]) -> None:
     environment = LLMEnvironment(Oracle(seed=DEMO_SEED))
     trainer = train(PromptR1Trainer, PromptR1Config(**options), sandbox, environment)
     # TRL logs the share of groups whose rewards do not differ.
-    flat = [
-        entry["frac_reward_zero_std"]
-        for entry in trainer.state.log_history
-        if "frac_reward_zero_std" in entry
-    ]
+    history = trainer.state.log_history
+    flat = [entry["frac_reward_zero_std"] for entry in history if "frac_reward_zero_std" in entry]
     groups_per_step = options["per_device_train_batch_size"] // options["num_generations"]
     keep(
         {
@@ -403,21 +409,15 @@ def holds(interval: Sequence[float], value: float, error: float = 0.0) -> bool:
 
 def table(records: Sequence[Entry], protocol: int = PROTOCOL) -> str:
     """Verdicts of each world, counted, beside the truth."""
-    worlds = [
-        entry
-        for entry in records
-        if entry["what"] == "world" and entry.get("protocol", 1) == protocol
-    ]
-    if not worlds:
+    all_draws = _draws_of("world", records, protocol)
+    if not all_draws:
         return NOT_RECORDED
     rows = []
-    for world in dict.fromkeys(entry["world"] for entry in worlds):
-        draws = [entry for entry in worlds if entry["world"] == world]
+    for world in dict.fromkeys(draw["world"] for draw in all_draws):
+        draws = [draw for draw in all_draws if draw["world"] == world]
         verdicts = Counter(draw["verdict"] for draw in draws)
         truths = [draw["truth"] for draw in draws]
-        held = sum(
-            holds(draw["gain"], draw["truth"], draw.get("truth_error", 0.0)) for draw in draws
-        )
+        held = [holds(draw["gain"], draw["truth"], draw.get("truth_error", 0.0)) for draw in draws]
         rows.append(
             [
                 world,
@@ -427,7 +427,7 @@ def table(records: Sequence[Entry], protocol: int = PROTOCOL) -> str:
                 verdicts["cannot tell"],
                 sum(is_wrong(draw) for draw in draws),
                 f"{min(truths):+.2f} to {max(truths):+.2f}",
-                f"{held} of {len(draws)}",
+                f"{sum(held)} of {len(draws)}",
                 sum(draw["topped_up"] for draw in draws),
                 max(draw["calls"] for draw in draws),
                 f"{max(draw['seconds'] for draw in draws):.0f} s",
@@ -440,7 +440,7 @@ def table(records: Sequence[Entry], protocol: int = PROTOCOL) -> str:
 
 def demo_table(records: Sequence[Entry], protocol: int = PROTOCOL) -> str:
     """The demo's floor, signal and ceilings, beside what was recorded of it."""
-    draws = _demo_draws(records, protocol)
+    draws = _draws_of("demo", records, protocol)
     trainers = [entry for entry in records if entry["what"] == "trainer"]
     floors = [entry for entry in records if entry["what"] == "floor"]
     if not draws or not trainers or not floors:
@@ -485,19 +485,17 @@ def demo_table(records: Sequence[Entry], protocol: int = PROTOCOL) -> str:
 
 def demo_verdicts(records: Sequence[Entry], protocol: int = PROTOCOL) -> str:
     """The demo's verdicts on training, counted."""
-    draws = _demo_draws(records, protocol)
+    draws = _draws_of("demo", records, protocol)
     verdicts = Counter(draw["verdict"] for draw in draws)
     if not draws:
         return NOT_RECORDED
     return ", ".join(f"{verdict} in {count} of {len(draws)}" for verdict, count in verdicts.items())
 
 
-def _demo_draws(records: Sequence[Entry], protocol: int) -> list[Entry]:
-    return [
-        entry
-        for entry in records
-        if entry["what"] == "demo" and entry.get("protocol", 1) == protocol
-    ]
+def _draws_of(part: str, records: Sequence[Entry], protocol: int) -> list[Entry]:
+    """The records of `world` or `demo` under a protocol."""
+    entries = [entry for entry in records if entry["what"] == part]
+    return [entry for entry in entries if entry.get("protocol", 1) == protocol]
 
 
 def main() -> None:
@@ -526,24 +524,24 @@ def main() -> None:
 
 def _measure_missing(options: argparse.Namespace, records: Records, folder: Path) -> None:
     """Measure the draws that are not recorded yet."""
-    known = set()
+    recorded = set()
     for entry in records.read():
         # The trainer plays on its own, under either protocol.
         if entry["what"] == "trainer" or entry.get("protocol", 1) == PROTOCOL:
-            known.add((entry["what"], entry.get("world"), entry.get("seed")))
+            recorded.add((entry["what"], entry.get("world"), entry.get("seed")))
 
-    def missing(what: str, world: str | None) -> list[int]:
+    def missing(measurement: str, world: str | None) -> list[int]:
         seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
-        return [seed for seed in seeds if (what, world, seed) not in known]
+        return [seed for seed in seeds if (measurement, world, seed) not in recorded]
 
     for part in options.parts:
         if part != "demo":
             measure_world(part, missing("world", part), folder / part, records.add)
             continue
         measure_demo(missing("demo", None), folder / "demo", records.add)
-        if ("floor", None, TRUTH_SEED) not in known:
+        if ("floor", None, TRUTH_SEED) not in recorded:
             measure_floor(folder / "demo", records.add)
-        if ("trainer", None, 0) not in known:
+        if ("trainer", None, 0) not in recorded:
             measure_trainer(folder / "demo", records.add)
 
 

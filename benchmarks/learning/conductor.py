@@ -69,7 +69,7 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from itertools import chain
@@ -209,10 +209,12 @@ def warm_up(
     from agentic_prompting.sandbox.recipe import SFT
     from agentic_prompting.trainers import warm_start
 
+    # A finished warm start has its final name.
     saved = folder / "warm_start"
     if (saved / "config.json").exists():
         return saved
     unchecked = folder / "warm_start_unchecked"
+
     keep_freed_memory()
     spec = AgentSpec(TEMPLATE, grammar=GRAMMAR, limits=variant.limits)
     tokenizer = make_tokenizer(facts, variant)
@@ -229,6 +231,7 @@ def warm_up(
         half = rollouts[: len(rollouts) // 2]
         return [*rollouts, *draw_nonsense(half, tokenizer, facts, imitated, generator)]
 
+    # The phases of the first round: their examples, steps and batch size.
     imitation = (draw_imitation(variant, environment), steps, 32)
     exercises = copying_exercises(tokenizer, 64 * (steps // 2), generator)
     policy = build_policy(tokenizer, seed)
@@ -238,6 +241,7 @@ def warm_up(
         without_twin = replace(variant, has_twin=False)
         simpler = draw_imitation(without_twin, without_twin.environment(facts))
         phases.insert(1, (simpler, steps, 32))
+
     shares = []
     for round_number in range(variant.max_rounds):
         for examples, max_steps, batch in phases:
@@ -267,6 +271,7 @@ def warm_up(
             break
         # Go on where it is below that, only with the traces.
         phases = [imitation]
+
     (unchecked / SHARES_FILE).write_text(json.dumps(shares))
     unchecked.rename(saved)
     return saved
@@ -320,11 +325,6 @@ def measure(
     name: str, seed: int, folder: Path, warm_steps: int, steps: int | None, n_test: int
 ) -> dict[str, Any]:
     """Warm-start a conductor and train it: the record of the run."""
-    from datasets import Dataset
-
-    from agentic_prompting import PromptR1Config, PromptR1Trainer
-    from agentic_prompting.rewards import PromptR1Reward
-
     facts = Facts()
     variant = VARIANTS[name]
     steps = variant.steps if steps is None else steps
@@ -333,6 +333,8 @@ def measure(
     if variant.has_twin:
         test_rows = [{**row, "budget": "high"} for row in test_rows]
     environment = variant.environment(facts)
+
+    # The warm start.
     started = time.perf_counter()
     with redirect_stdout(stderr):
         model = warm_up(folder, train_rows, facts, variant, seed, warm_steps)
@@ -341,9 +343,55 @@ def measure(
     before = measure_agent(model, environment, test_rows, seed)
     log(f"seed {seed}, {name}: {share(before['correct']):.3f} before, {before}")
 
+    # The training.
     trained = folder / "trained"
+    history, seconds = train_conductor(
+        model, trained, variant, environment, train_rows, seed, steps
+    )
+
+    # Other conditions, in which neither is trained further.
+    trials: dict[str, dict[str, Any]] = {}
+    for trial_name, trial in make_trials(name, facts).items():
+        rows = [{**row, **trial.columns} for row in test_rows]
+        trials[trial_name] = measure_agent(trained, trial.environment, rows, seed)
+        if trial.untrained:
+            untrained = measure_agent(model, trial.environment, rows, seed)
+            trials[f"{trial_name}, untrained"] = untrained
+    failed = [entry["rollout/failed"] for entry in history if "rollout/failed" in entry]
+    return {
+        "variant": name,
+        "seed": seed,
+        "steps": steps,
+        "kinds": [row["kind"] for row in test_rows],
+        "warm_seconds": round(warm_seconds, 1),
+        "warm_shares": warm_shares,
+        "seconds": round(seconds, 1),
+        "rewards": [round(entry["reward"], 3) for entry in history if "reward" in entry],
+        "failed_rollouts": [round(value, 3) for value in failed],
+        "before": before,
+        "after": measure_agent(trained, environment, test_rows, seed),
+        **trials,
+        "baselines": measure_scripts(scripts_of(name), test_rows, environment, seed),
+    }
+
+
+def train_conductor(
+    model: Path,
+    output: Path,
+    variant: Variant,
+    environment: SandboxWorkers,
+    rows: Sequence[Mapping[str, Any]],
+    seed: int,
+    steps: int,
+) -> tuple[list[dict[str, Any]], float]:
+    """Train a warm-started conductor by GRPO and save it; return the trainer's log and the seconds that it took."""
+    from datasets import Dataset
+
+    from agentic_prompting import PromptR1Config, PromptR1Trainer
+    from agentic_prompting.rewards import PromptR1Reward
+
     changes = {
-        "output_dir": str(trained),
+        "output_dir": str(output),
         "seed": seed,
         "max_steps": steps,
         "max_turns": variant.limits.max_turns,
@@ -363,40 +411,13 @@ def measure(
         environment=environment,
         reward_funcs=rewards,
         args=PromptR1Config(**settings(DEMO, **changes)),
-        train_dataset=Dataset.from_list(train_rows),
+        train_dataset=Dataset.from_list(list(rows)),
         prompt_template=TEMPLATE,
     )
     with redirect_stdout(stderr):
         trainer.train()
     trainer.save_model()
-    seconds = time.perf_counter() - started
-
-    # Other conditions, in which neither is trained further.
-    measured: dict[str, dict[str, Any]] = {}
-    for trial_name, trial in make_trials(name, facts).items():
-        rows = [{**row, **trial.columns} for row in test_rows]
-        measured[trial_name] = measure_agent(trained, trial.environment, rows, seed)
-        if trial.untrained:
-            untrained = measure_agent(model, trial.environment, rows, seed)
-            measured[f"{trial_name}, untrained"] = untrained
-    history = trainer.state.log_history
-    return {
-        "variant": name,
-        "seed": seed,
-        "steps": steps,
-        "kinds": [row["kind"] for row in test_rows],
-        "warm_seconds": round(warm_seconds, 1),
-        "warm_shares": warm_shares,
-        "seconds": round(seconds, 1),
-        "rewards": [round(entry["reward"], 3) for entry in history if "reward" in entry],
-        "failed_rollouts": [
-            round(entry["rollout/failed"], 3) for entry in history if "rollout/failed" in entry
-        ],
-        "before": before,
-        "after": measure_agent(trained, environment, test_rows, seed),
-        **measured,
-        "baselines": measure_scripts(scripts_of(name), test_rows, environment, seed),
-    }
+    return trainer.state.log_history, time.perf_counter() - started
 
 
 def print_world() -> None:
@@ -439,12 +460,14 @@ def main() -> None:
     seeds = LATER_SEEDS if options.variant in LATER_VARIANTS else SEEDS
     sizes: tuple[int, int | None, int] = (WARM_STEPS, None, HELD_OUT)
     # Runs that are not reported get folders and records of their own.
+    if options.tuning:
+        folder = options.folder / "tuning"
+    if options.quick:
+        folder = options.folder / "quick"
+        sizes = (10, 2, 32)
     if options.tuning or options.quick:
-        folder = options.folder / ("quick" if options.quick else "tuning")
         records_folder = folder
         seeds = TUNING_SEEDS
-    if options.quick:
-        sizes = (10, 2, 32)
     records = Records(options.records or records_folder / "conductor.jsonl.gz")
     runs = [(options.variant, seed) for seed in options.seeds or seeds]
     for variant, seed in records.missing(("variant", "seed"), runs):

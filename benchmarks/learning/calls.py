@@ -54,7 +54,11 @@ from benchmarks.lab import (
 )
 
 if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+    from agentic_prompting import MultiTurnGRPOTrainer
     from agentic_prompting.llm import ChatModel, Message, Reply
+    from agentic_prompting.sandbox.setup import SandboxRun
 
 RECORDS = RECORDED / "calls.jsonl.gz"
 # None that the sandbox was made with.
@@ -194,7 +198,7 @@ class CountedOracle:
 
 
 def add_evaluations(
-    trainer: Any, chat: CountedOracle, test: Sequence[Any], seed: int, good: float
+    trainer: MultiTurnGRPOTrainer, chat: CountedOracle, test: Sequence[Any], seed: int, good: float
 ) -> list[dict[str, Any]]:
     """Evaluate every second step of a training, and end it when the score is reached.
 
@@ -209,7 +213,13 @@ def add_evaluations(
     curve: list[dict[str, Any]] = []
 
     class Evaluations(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        def on_step_end(
+            self,
+            args: TrainingArguments,
+            state: TrainerState,
+            control: TrainerControl,
+            **kwargs: Any,
+        ) -> None:
             chat.step = state.global_step
             if state.global_step % EVAL_STEPS:
                 return
@@ -246,7 +256,13 @@ def add_evaluations(
     return curve
 
 
-def run(name: str, seed: int, world: str, prepared: Any, folder: Path) -> dict[str, Any]:
+def run(
+    name: str,
+    seed: int,
+    world: str,
+    prepared: tuple[ChatModel, SandboxRun, str | None],
+    folder: Path,
+) -> dict[str, Any]:
     """Train with one setting until the agent is good or the steps are over, and return the run's record."""
     from agentic_prompting import (
         LLMEnvironment,
@@ -264,8 +280,8 @@ def run(name: str, seed: int, world: str, prepared: Any, folder: Path) -> dict[s
     values = settings(DEMO, max_steps=DEMO_STEPS, output_dir=str(output), seed=seed)
     options: dict[str, Any] = {}
     if world == "plain":
-        trainer_class: Any = PromptR1Trainer
-        args: Any = PromptR1Config(**values)
+        trainer_class: type[MultiTurnGRPOTrainer] = PromptR1Trainer
+        args: MultiTurnGRPOConfig = PromptR1Config(**values)
     else:
         # Sampling and learning as in that world's own configuration.
         guarded = settings(ESPL)
@@ -275,7 +291,7 @@ def run(name: str, seed: int, world: str, prepared: Any, folder: Path) -> dict[s
         args = MultiTurnGRPOConfig(**values)
         options = {"system_prompt": system_prompt, "reward_funcs": PromptR1Reward()}
 
-    def watch(trainer: Any) -> None:
+    def watch(trainer: MultiTurnGRPOTrainer) -> None:
         nonlocal curve
         questions = list(sandbox.test)[:QUESTIONS]
         curve = add_evaluations(trainer, chat, questions, seed, GOOD[world])
@@ -299,7 +315,7 @@ def run(name: str, seed: int, world: str, prepared: Any, folder: Path) -> dict[s
     }
 
 
-def prepare(seed: int, world: str, folder: Path) -> tuple[ChatModel, Any, str | None]:
+def prepare(seed: int, world: str, folder: Path) -> tuple[ChatModel, SandboxRun, str | None]:
     """The oracle, the data with a warm-started policy, and the system prompt of a world that has one."""
     from agentic_prompting.evolution import SystemPrompt
     from agentic_prompting.sandbox import Oracle

@@ -75,7 +75,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from sys import stderr
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentic_prompting.evaluation.systems import Row
 from agentic_prompting.rollout import Rollout
@@ -126,6 +126,9 @@ from benchmarks.learning.conductor_world import (
     read_question,
 )
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 SEEDS: tuple[int, ...] = (931, 932, 933, 934, 935)
 LATER_SEEDS = (941, 942, 943)
 """The seeds of the third protocol."""
@@ -141,7 +144,9 @@ SHARES_FILE = "shares.json"
 # --- the policy ------------------------------------------------------------------------------------------------------
 
 
-def make_tokenizer(facts: Facts, variant: Variant = VARIANTS["references"]) -> Any:
+def make_tokenizer(
+    facts: Facts, variant: Variant = VARIANTS["references"]
+) -> PreTrainedTokenizerFast:
     """One token for each word that occurs, and for the two halves of `<ask to="A">`."""
     from tokenizers import AddedToken
 
@@ -169,7 +174,7 @@ def make_tokenizer(facts: Facts, variant: Variant = VARIANTS["references"]) -> A
 
 def draw_nonsense(
     rollouts: Sequence[Rollout],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerFast,
     facts: Facts,
     variant: Variant,
     generator: random.Random,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from agentic_prompting.rewards import CostReward
 from agentic_prompting.rollout import Limits, Rollout
@@ -61,7 +61,7 @@ class Variant:
     twin_shares: Mapping[str, float] = field(default_factory=lambda: {"low": 0.5, "high": 0.5})
     twin_comes_late: bool = False
     down: float = 0.0
-    unavailable: str = "failed"
+    unavailable: Literal["failed", "visible"] = "failed"
     max_turns: int = 6
     steps: int = 64
     first_cost_step: int = 0

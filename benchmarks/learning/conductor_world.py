@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from agentic_prompting import Worker, Workers
 from agentic_prompting.llm import Message, Reply, ServerFailed, Usage
@@ -385,7 +385,7 @@ def make_environment(
     facts: Facts,
     /,
     names: Iterable[str] = "ABCDEF",
-    unavailable: Any = "failed",
+    unavailable: Literal["failed", "visible"] = "failed",
     has_twin: bool = False,
     **changed: ScriptedWorker,
 ) -> SandboxWorkers:

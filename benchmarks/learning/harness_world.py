@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentic_prompting.harnesses import CommandProgram, get_harness
 from agentic_prompting.harnesses.check_harness import (
@@ -33,6 +33,9 @@ from agentic_prompting.harnesses.check_harness import (
 from agentic_prompting.rollout import Rollout
 from benchmarks.lab import RECORDS, Records, interval, log, markdown, quiet, shown
 from benchmarks.reliability.harnesses import put_in_path
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 HARNESSES = {"pi": "messages", "codex": "responses"}
 # Pieces of the tokenizer; codex's first prompt has 38,000 characters.
@@ -123,7 +126,9 @@ def record(program: CommandProgram, question: str) -> Parts:
 # --- the policy -------------------------------------------------------------------------------------------------------
 
 
-def make_policy(seed: int, parts: Parts, pieces: int) -> tuple[Any, Any]:
+def make_policy(
+    seed: int, parts: Parts, pieces: int
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A random model of 32k positions, and a tokenizer that has learned the harness's prompt."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -151,7 +156,13 @@ def make_policy(seed: int, parts: Parts, pieces: int) -> tuple[Any, Any]:
 
 
 def warm_start(
-    model: Any, tokenizer: Any, parts: Parts, question: str, rows: Entries, seed: int, steps: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    parts: Parts,
+    question: str,
+    rows: Entries,
+    seed: int,
+    steps: int,
 ) -> float:
     """Imitate the recorded rollout, with questions of the world: the loss.
 
@@ -202,7 +213,11 @@ def warm_start(
 
 
 def _imitated(
-    tokenizer: Any, parts: Parts, question: str, row: Mapping[str, Any], word: str
+    tokenizer: PreTrainedTokenizerFast,
+    parts: Parts,
+    question: str,
+    row: Mapping[str, Any],
+    word: str,
 ) -> tuple[list[int], list[int]]:
     """Ids and labels of the recorded rollout with another question and word."""
     ids = list[int]()

@@ -20,8 +20,13 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.lab import ESPL, REPOSITORY, ask, correct, quiet, settings, share, train
 
 if TYPE_CHECKING:
+    import torch
+
+    from agentic_prompting import ESPLTrainer
     from agentic_prompting.evolution import SystemPrompt
     from agentic_prompting.llm import ChatModel, Message, Reply
+    from agentic_prompting.sandbox.setup import GuardedRun
+    from agentic_prompting.trainers.rollouts import Batch
 
 WARM_STARTS = REPOSITORY / "runs" / "warm_starts"
 MAX_CALLS = 3000
@@ -68,7 +73,7 @@ class CountedChat:
         return await self.chat(messages, **options)
 
 
-def prepare(world: str, seed: int) -> Any:
+def prepare(world: str, seed: int) -> GuardedRun:
     """The sandbox with its warm start, made once for each recipe and the code that trains by it, by one process."""
     from filelock import FileLock
 
@@ -90,7 +95,7 @@ def training_code() -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
 
 
-def make_reflector(sandbox: Any, reflector: str, seed: int) -> ChatModel:
+def make_reflector(sandbox: GuardedRun, reflector: str, seed: int) -> ChatModel:
     """A reflector of `ACCURACY`, by its name."""
     from agentic_prompting.sandbox import GuardedReflector, HonestReflector
 
@@ -160,14 +165,14 @@ def run(
 class Agent:
     """The state that a method's phases pass on: weights, their prompt, and what was spent."""
 
-    sandbox: Any
+    sandbox: GuardedRun
     seed: int
     model: Path
     prompt: SystemPrompt
     reflector: CountedChat
     output: Path = Path()
     rollouts: int = 0
-    trainer: Any = None
+    trainer: ESPLTrainer | None = None
     curve: list[tuple[int, float]] = field(default_factory=list)
 
     def train(self, steps: int, **changes: Any) -> None:
@@ -197,11 +202,11 @@ class Agent:
         )
         self._take_over(steps * args.generation_batch_size)
 
-    def _watch(self, trainer: Any) -> None:
+    def _watch(self, trainer: ESPLTrainer) -> None:
         """Add to the curve the calls so far and the exact match of each training batch."""
         after_rewards = trainer._after_rewards
 
-        def add_to_curve(batch: Any, totals: Any) -> None:
+        def add_to_curve(batch: Batch, totals: torch.Tensor) -> None:
             if batch.position.is_training:
                 self.curve.append((self.reflector.calls, round(share(correct(batch.rollouts)), 4)))
             after_rewards(batch, totals)
@@ -280,7 +285,9 @@ class Agent:
         return scores
 
 
-def answers(sandbox: Any, model: Path, prompt: SystemPrompt, questions: int | None = None) -> str:
+def answers(
+    sandbox: GuardedRun, model: Path, prompt: SystemPrompt, questions: int | None = None
+) -> str:
     """`1` or `0` for each held-out question, sampled at the temperature that all methods share."""
     from agentic_prompting import LLMEnvironment
 
@@ -289,7 +296,7 @@ def answers(sandbox: Any, model: Path, prompt: SystemPrompt, questions: int | No
     return correct(ask(model, LLMEnvironment(sandbox.oracle), rows, **changes))
 
 
-def _ends(sandbox: Any) -> list[str]:
+def _ends(sandbox: GuardedRun) -> list[str]:
     """The relation that each held-out question ends on."""
     from agentic_prompting.sandbox import parse_question
 

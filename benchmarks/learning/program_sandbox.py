@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab import (
     BATCH,
@@ -33,6 +33,10 @@ from benchmarks.lab import (
     shown,
     train,
 )
+
+if TYPE_CHECKING:
+    from agentic_prompting import LLMEnvironment, Program
+    from agentic_prompting.sandbox.setup import SandboxRun
 
 SEEDS = (801, 802, 803, 804, 805)
 TUNING_SEED = 1
@@ -119,7 +123,7 @@ def _compare_with_native(differences: Sequence[float]) -> str:
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
-def environment_of(agent: str, seed: int) -> Any:
+def environment_of(agent: str, seed: int) -> LLMEnvironment | Program:
     """The environment of an agent: each has an oracle of this seed."""
     from agentic_prompting import LLMEnvironment, Program
     from agentic_prompting.sandbox import Oracle
@@ -150,7 +154,7 @@ def ask(model: Path, agent: str, rows: Sequence[Any], seed: int) -> tuple[str, f
 
 
 def measure(
-    agent: str, seed: int, sandbox: Any, folder: Path, steps: int, questions: int
+    agent: str, seed: int, sandbox: SandboxRun, folder: Path, steps: int, questions: int
 ) -> dict[str, Any]:
     """Ask the warm start, train it, ask again: the agent's record."""
     from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer

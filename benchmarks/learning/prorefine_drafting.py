@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agentic_prompting.llm import Message, Reply, ScriptedChat
 from agentic_prompting.local import TransformersChat
@@ -78,7 +78,7 @@ def critic(messages: Sequence[Message]) -> str:
 
 
 def play(
-    model: Any,
+    model: PreTrainedModel,
     tokens: PreTrainedTokenizerFast,
     cases: Sequence[Case],
     draft: bool = True,
@@ -122,7 +122,7 @@ def kept_share(results: Sequence[RefinementResult]) -> float:
 
 
 def differences(
-    model: Any,
+    model: PreTrainedModel,
     tokens: PreTrainedTokenizerFast,
     plain: Sequence[RefinementResult],
     drafted: Sequence[RefinementResult],
@@ -140,7 +140,10 @@ def differences(
 
 @torch.no_grad()
 def _first_gap(
-    model: Any, tokens: PreTrainedTokenizerFast, ours: RefinementResult, theirs: RefinementResult
+    model: PreTrainedModel,
+    tokens: PreTrainedTokenizerFast,
+    ours: RefinementResult,
+    theirs: RefinementResult,
 ) -> float:
     """The distance of the two best logits at the first token in which two refinements differ."""
     prompts = [*(step.prompt for step in theirs.steps), theirs.prompt]
@@ -173,7 +176,9 @@ def speed(plain: Run, drafted: Run) -> dict[str, float]:
     }
 
 
-def mixed_batch(model: Any, tokens: PreTrainedTokenizerFast, steps: int) -> dict[str, Any]:
+def mixed_batch(
+    model: PreTrainedModel, tokens: PreTrainedTokenizerFast, steps: int
+) -> dict[str, Any]:
     """One case of each scenario in one batch, to see whether a case that needs few passes waits for the others.
 
     Returns the passes of the whole batch until each scenario was done, beside the passes that it takes alone.
@@ -195,7 +200,7 @@ def mixed_batch(model: Any, tokens: PreTrainedTokenizerFast, steps: int) -> dict
 
 
 def lower_precision(
-    model: Any, tokens: PreTrainedTokenizerFast, cases: Sequence[Case]
+    model: PreTrainedModel, tokens: PreTrainedTokenizerFast, cases: Sequence[Case]
 ) -> dict[str, Any]:
     """The number of cases that differ in bfloat16: drafted from plain, and plain in a batch from plain alone.
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from sys import stderr
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab import (
     BATCH,
@@ -38,6 +38,10 @@ from benchmarks.lab import (
     train,
 )
 
+if TYPE_CHECKING:
+    from agentic_prompting.rollout import Environment
+    from agentic_prompting.sandbox.setup import SandboxRun
+
 SEEDS = (831, 832, 833)
 TUNING_SEED = 1
 NAMES = ("tags", "tools")
@@ -48,7 +52,7 @@ WARM_STEPS = 900
 HELD_OUT = 256
 
 
-def environments(seed: int) -> dict[str, Any]:
+def environments(seed: int) -> dict[str, Environment]:
     """The oracle, asked in tags, and as a tool."""
     from agentic_prompting import LLMEnvironment
     from agentic_prompting.interop import ToolEnvironment
@@ -68,7 +72,7 @@ def environments(seed: int) -> dict[str, Any]:
     return {"tags": LLMEnvironment(oracle), "tools": ToolEnvironment([ask])}
 
 
-def prepare(folder: Path, seed: int, steps: int) -> Any:
+def prepare(folder: Path, seed: int, steps: int) -> SandboxRun:
     """A policy that is warm-started on traces of both forms, half of them each, and the demo's questions."""
     from agentic_prompting.interop import ToolGrammar
     from agentic_prompting.rollout import TagGrammar

@@ -160,6 +160,18 @@ def finding(records: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """All settings, and the figures of sharing replies over both worlds."""
+    rows = of_settings(records)
+    shared = [row for (_, name), row in rows.items() if name == "replies shared"]
+    return {
+        "calls_ratio_shared": max((row["calls_ratio"]["mean"] for row in shared), default=None),
+        "scores_overlap": all(row["overlap"] for row in shared),
+        "paid_twice": sum(row["paid_twice"] for row in shared),
+        "settings": {f"{world}: {name}": row for (world, name), row in rows.items()},
+    }
+
+
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
@@ -273,6 +285,7 @@ def run(
     from agentic_prompting.rewards import PromptR1Reward
     from agentic_prompting.trainers import MultiTurnGRPOConfig
 
+    # What the demo trains with, or the guarded world's own trainer.
     oracle, sandbox, system_prompt = prepared
     chat = CountedOracle(oracle)
     curve = list[dict[str, Any]]()
@@ -296,6 +309,7 @@ def run(
         questions = list(sandbox.test)[:QUESTIONS]
         curve = add_evaluations(trainer, chat, questions, seed, GOOD[world])
 
+    # Train until the evaluations end it.
     started = time.perf_counter()
     environment = LLMEnvironment(chat, share_replies=SETTINGS[name])
     train(trainer_class, args, sandbox, environment, before=watch, **options)
@@ -366,16 +380,7 @@ def main() -> None:
     entries = records.read()
     print(table(entries))
     if options.json:
-        rows = of_settings(entries)
-        shared = [row for (_, name), row in rows.items() if name == "replies shared"]
-        result = {
-            "calls_ratio_shared": max((row["calls_ratio"]["mean"] for row in shared), default=None),
-            "scores_overlap": all(row["overlap"] for row in shared),
-            "paid_twice": sum(row["paid_twice"] for row in shared),
-            "settings": {f"{world}: {name}": row for (world, name), row in rows.items()},
-            "seconds": round(time.time() - started),
-        }
-        print(json.dumps(result))
+        print(json.dumps({**summarise(entries), "seconds": round(time.time() - started)}))
 
 
 if __name__ == "__main__":

@@ -240,15 +240,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         to_train[name] = shlex.join([*launch, *command(pair, name, options.runs)])
     result = {"pair": pair, "figures": data, "to_train": to_train}
 
-    for name, figure in figures.items():
-        if options.draw and data[name]["shown"]:
-            options.draw.mkdir(parents=True, exist_ok=True)
-            picture = options.draw / f"figure_{name}_{pair}.png"
-            title = f"{figure.title}, {pair}"
-            if options.sandbox:
-                title += " (says nothing about real models)"
-            draw(figure, data[name]["shown"], picture, title)
-            data[name]["picture"] = str(picture)
+    if options.draw:
+        note = " (says nothing about real models)" if options.sandbox else ""
+        for name, figure in figures.items():
+            if data[name]["shown"]:
+                options.draw.mkdir(parents=True, exist_ok=True)
+                picture = options.draw / f"figure_{name}_{pair}.png"
+                draw(figure, data[name]["shown"], picture, f"{figure.title}, {pair}{note}")
+                data[name]["picture"] = str(picture)
     print(json.dumps(result))
 
 

@@ -256,6 +256,7 @@ def measure(name: str, seed: int, folder: Path, steps: int, warm_steps: int) -> 
     """A record: one harness, one seed."""
     from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
 
+    # The harness, and a policy that imitates a rollout in it.
     started = time.monotonic()
     rows, held_out = draw_world(seed)
     program = CountingProgram(get_harness(name, HARNESSES[name]), reward=right_word, timeout=300)
@@ -265,6 +266,8 @@ def measure(name: str, seed: int, folder: Path, steps: int, warm_steps: int) -> 
     model, tokenizer = make_policy(seed, parts, PIECES[name])
     loss = warm_start(model, tokenizer, parts, question, rows, seed, warm_steps)
     log(f"{name}, seed {seed}: warm start, loss {loss:.3f}, {time.monotonic() - started:.0f} s")
+
+    # Train it, and evaluate it before and after.
     args = MultiTurnGRPOConfig(
         str(folder),
         seed=seed,
@@ -297,6 +300,7 @@ def measure(name: str, seed: int, folder: Path, steps: int, warm_steps: int) -> 
     trainer.train()
     after = trainer.evaluate()["eval_reward"]
     program.close()
+
     history = trainer.state.log_history
     rewards = [round(entry["reward"], 3) for entry in history if "reward" in entry]
     return {

@@ -445,6 +445,8 @@ def demo_table(records: Sequence[Entry], protocol: int = PROTOCOL) -> str:
     floors = [entry for entry in records if entry["what"] == "floor"]
     if not draws or not trainers or not floors:
         return NOT_RECORDED
+
+    # What was recorded of the demo, to compare headroom with.
     trainer = trainers[-1]
     floor = floors[-1]
     after = Records(RECORDED / "demo.jsonl.gz").read()[-1]["summary"]["exact_match_after"]
@@ -457,6 +459,7 @@ def demo_table(records: Sequence[Entry], protocol: int = PROTOCOL) -> str:
     def held(name: str, value: float, error: float = 0.0) -> str:
         return f"{sum(holds(draw[name], value, error) for draw in draws)} of {len(draws)}"
 
+    # A row for each figure of headroom.
     low = min(draw["request_ceiling"][0] for draw in draws)
     high = max(draw["request_ceiling"][1] for draw in draws)
     rows = [

@@ -254,6 +254,7 @@ def outcomes(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def verdicts(records: Sequence[Mapping[str, Any]]) -> str:
     """The outcomes that the protocol counts against us, first; then the other ones and what was not run."""
     results = outcomes(records)
+    # The outcomes that count against us.
     lines = []
     for failure, name, bound, threshold in AGAINST:
         row = results[name]
@@ -266,6 +267,8 @@ def verdicts(records: Sequence[Mapping[str, Any]]) -> str:
             basis += f"; one-sided lower bound {row[bound]:+.3f}"
         lines.append(f"- {verdict}: {failure}. Difference {shown(row, '+')}, {basis}.")
     lines.sort(key=lambda line: "Against" not in line)
+
+    # Outcomes without a verdict.
     for name, title in FURTHER.items():
         row = results[name]
         if row["n"]:
@@ -459,6 +462,8 @@ def main() -> None:
         expected = list(cells())
         run_options = {}
         restore(folder, Records(RECORDS).read())
+
+    # Run what is missing, and report all cells that are done.
     if not options.report:
         work(todo, folder, **run_options)
     records = read(folder)

@@ -160,9 +160,12 @@ def measure(
     from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
     from agentic_prompting.rewards import exact_match_reward
 
+    # Ask the warm start.
     rows = list(sandbox.test)[:questions]
     started = time.perf_counter()
     before, _ = ask(sandbox.model, agent, rows, seed)
+
+    # Train it.
     options = {
         "seed": seed,
         "max_steps": steps,
@@ -178,6 +181,8 @@ def measure(
         reward_funcs=exact_match_reward,
     )
     trainer.save_model(str(folder))
+
+    # Ask the trained agent the same questions.
     after, sequences = ask(folder, agent, rows, seed)
     failed = [entry.get("rollout/failed", 0.0) for entry in trainer.state.log_history]
     return {

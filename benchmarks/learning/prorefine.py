@@ -324,6 +324,8 @@ def main() -> None:
     options = parser.parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     size = QUICK if options.quick else FULL
+
+    # (c), (b) and (a): the parts without torch come first.
     started = time.perf_counter()
     picture = options.output / "iterations.png"
     accuracies, table = accuracy(size, picture)

@@ -120,6 +120,24 @@ def test_the_evaluation_before_a_checkpoint_stays_when_a_run_is_resumed_there():
     assert steps((5, 0, "eval")) == [(10, 4), (20, 8)], "a run that began anew replaces all"
 
 
+def test_an_evaluation_alone_replaces_no_training():
+    """A script that evaluates before it trains does so again when it is started again."""
+    trained = [one(step=0, run=10, mode="eval"), *(one(step=step, run=10) for step in range(6))]
+    again = one(step=0, run=20, mode="eval")
+    assert current_records([*trained, again]) == trained, "refused, or nothing left to train"
+    resumed = [one(step=step, run=20) for step in range(4, 8)]
+    assert current_records([*trained, again, *resumed]) == [*trained[:5], *resumed]
+    # The log has no mode, and counts a step when it is over.
+    log = [{"run": 10, "step": 0, "eval_loss": 1.0}, {"run": 10, "step": 1, "loss": 1.0}]
+    log += [{"run": 20, "step": 0, "eval_loss": 2.0}, {"run": 20, "step": 1, "train_runtime": 1.0}]
+    assert current_records(log) == [*log[:2], log[3]]
+
+
+def test_evaluations_without_training_show_the_last():
+    records = [one(step=0, run=run, mode="eval") for run in (10, 20)]
+    assert current_records(records) == records[1:]
+
+
 def test_a_sample_is_spread_and_always_the_same():
     records = [one(step=step) for step in range(1000)]
     sample = [kept["step"] for kept in sample_evenly(records, 100)]

@@ -22,43 +22,63 @@ _GROUP_KEYS = ("run", "mode", "step", "id", "question", "task", "environment", "
 
 
 def current_records(records: Iterable[Record]) -> list[Record]:
-    """The records without those that a later run in the same folder has replaced.
+    """The records, or the entries of the log, without those that a later run in the same folder has replaced.
 
     A resumed run repeats the steps after its checkpoint, and a new run repeats all of them. So an earlier run's records
-    from the later run's first step on do not belong to the result, but for the evaluation that was made at this step
-    before the checkpoint was written.
+    from the step on at which the later run began to train do not belong to the result, but for the evaluation that was
+    made at this step before the checkpoint was written. A run that only evaluates replaces no training. Where several
+    runs evaluated at a step, the last one counts that had trained by then; before all training, the one that trained
+    first.
     """
     all_records = list(records)
-    # Where each run began, and the last run that evaluated at each step.
-    first_step: dict[int, int] = {}
-    last_evaluating_run: dict[int, int] = {}  # by step
+    # Where each run began to train, and which runs evaluated at each step.
+    first_trained_step: dict[int, float] = {}
+    evaluating_runs: dict[int, set[int]] = defaultdict(set)  # by step
     for record in all_records:
         run = record.get("run", 0)
         step = record["step"]
-        first_step[run] = min(first_step.get(run, step), step)
-        if record.get("mode") == "eval":
-            last_evaluating_run[step] = max(last_evaluating_run.get(step, run), run)
+        first_step = first_trained_step.setdefault(run, float("inf"))
+        if _is_evaluation(record):
+            evaluating_runs[step].add(run)
+        elif (
+            "train_runtime" not in record
+        ):  # the log's summary, also of a run that had nothing left to train
+            first_trained_step[run] = min(first_step, step)
 
     # For each run the step at which a later one takes over.
     end_step: dict[int, float] = {}
     end = float("inf")
-    for run in sorted(first_step, reverse=True):
+    for run in sorted(first_trained_step, reverse=True):
         end_step[run] = end
-        end = min(end, first_step[run])
+        end = min(end, first_trained_step[run])
+
+    # Of several runs that evaluated at a step, the one that counts.
+    counted_run: dict[int, int] = {}  # by step
+    for step, runs in evaluating_runs.items():
+        trained_runs = [run for run in runs if first_trained_step[run] <= step]
+        if trained_runs:
+            counted_run[step] = max(trained_runs)
+        else:
+            counted_run[step] = min(runs, key=lambda run: (first_trained_step[run], -run))
 
     # Keep what came before the later run, and the evaluation at its first step.
     current = []
     for record in all_records:
         run = record.get("run", 0)
         step = record["step"]
-        is_evaluation_at_end = (
-            record.get("mode") == "eval"
-            and 0 < step == end_step[run]
-            and last_evaluating_run[step] == run
-        )
-        if step < end_step[run] or is_evaluation_at_end:
+        is_kept = step < end_step[run]
+        if _is_evaluation(record):
+            is_kept = (is_kept or 0 < step == end_step[run]) and counted_run[step] == run
+        if is_kept:
             current.append(record)
     return current
+
+
+def _is_evaluation(record: Record) -> bool:
+    """Whether a rollout was played for an evaluation, or an entry of the log is about one."""
+    if "mode" in record:
+        return record["mode"] == "eval"
+    return any(name.startswith("eval_") for name in record)
 
 
 def total_reward(record: Record) -> float | None:

@@ -167,5 +167,8 @@ def _print_end(rollout: Rollout) -> None:
     turns = len(rollout.turns)
     calls = len(rollout.replies)
     cost = sum(reply.usage.cost_usd for reply in rollout.replies)
-    summary = f"{turns} turn{'s' * (turns != 1)}, {calls} call{'s' * (calls != 1)} to the large LLM"
+    summary = f"{turns} turn{'s' * (turns != 1)}"
+    # An environment of the user's may ask a model without saying so.
+    if calls:
+        summary += f", {calls} call{'s' * (calls != 1)} to the large LLM"
     print_styled(summary + (f", ${cost:.4f}" if cost else ""), "dim")

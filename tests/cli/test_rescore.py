@@ -46,6 +46,23 @@ def test_json_is_one_object(run, folder):
 
 
 @pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ('{"question": "which ?", "level": 2}', ()),
+        ('{"question": "which ?", "answers": ["x"], "level": 2}', ()),
+        ('{"request": "which ?", "level": 2}', ("--columns", "question=request")),
+        ('{"question": "which ?", "level": 2}', ("--columns", "question=question,answer=level")),
+        ('{"prompt": [{"role": "user", "content": "which ?"}], "level": 2}', ()),
+    ],
+)
+def test_a_reward_gets_every_column_of_the_dataset(run, folder, row, columns):
+    (folder / "own.jsonl").write_text(row)
+    words = ("rescore", "run", "--reward", "my_rewards:by_level", "--dataset", "own.jsonl")
+    status, out, err = run(*words, *columns)
+    assert status == 0 and "2.000" in out, err
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "name one run"),

@@ -121,6 +121,17 @@ def test_columns_of_the_dataset_are_joined(run):
         rescore(run, by_level, rows=rows[:1])
 
 
+def test_rows_with_a_prompt_are_found_by_its_text(tmp_path):
+    def by_level(level, prompts, **columns):
+        assert prompts[0][0]["content"] == "Be brief."
+        return [float(value) for value in level]
+
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "which ?"}]
+    rows = [{"prompt": prompt, "level": 3}, {"prompt": prompt[:1], "level": 5}]
+    folder = write_run(tmp_path / "run", [stored("which ?")])
+    assert [record["new"] for record in rescore(folder, by_level, rows=rows).records] == [3]
+
+
 @pytest.mark.parametrize("value", [None, 1.0, [1.0], ["a"] * 3, "abc", {"a": 1}])
 def test_a_wrong_value_names_the_function(run, value):
     def wrong(completions, **columns):

@@ -355,6 +355,20 @@ def fact(status="answered", **changes):
     return RolloutFacts(status=status, **{**zero, **changes})
 
 
+def test_a_record_has_the_text_of_a_prompt_as_its_question():
+    system = {"role": "system", "content": "Be brief."}
+    turns = [{"role": "user", "content": "hello"}, {"role": "user", "content": "which ?"}]
+    assert rollout_record(Rollout([], row={"prompt": [system, *turns]}))["question"] == (
+        "hello\n\nwhich ?"
+    )
+    assert rollout_record(Rollout([], row={"prompt": "The capital is"}))["question"] == (
+        "The capital is"
+    )
+    row = {"prompt": turns, "question": "mine"}
+    assert rollout_record(Rollout([], row=row))["question"] == "mine"
+    assert "question" not in rollout_record(Rollout([], row={}))
+
+
 def test_facts_of_a_rollout():
     assert RolloutFacts.of(answered_rollout()) == fact(
         turns=2,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .loader import REWARDS, load_reward
 from .option_parser import OptionParser
@@ -48,15 +48,19 @@ def rescore(arguments: Sequence[str]) -> int:
     from ..report import rescore as rescore_run
 
     # The dataset is needed only for columns that the records do not have.
-    rows = None
+    rows: Iterable[Mapping[str, Any]] | None = None
     if options.dataset:
-        refuse_options(options, ("task",), "--dataset names the rows; leave one of them out")
+        reason = "--dataset names the rows; leave one of them out"
+        refuse_options(options, ("task", "data_files"), reason)
+        options.check_rows()
     if not options.task and not options.dataset:
         refuse_options(
             options,
             ("task_split", "task_rows", "data_files", "columns", "held_out"),
             "it is for the rows of --task or --dataset, which are not given",
         )
+    elif options.dataset:
+        rows = _load_own_rows(options)
     else:
         rows = options.load(options.task or "", 0)
     result = rescore_run(
@@ -73,6 +77,28 @@ def rescore(arguments: Sequence[str]) -> int:
         print_text(_describe_change(change))
     print_text(f"written to {result.path}")
     return 0
+
+
+def _load_own_rows(options: RescoreOptions) -> list[dict[str, Any]]:
+    """The rows of `--dataset` with all their columns, any of which a reward may need."""
+    from ..data import read_rows
+
+    assert options.dataset
+    own_rows = read_rows(options.dataset)
+    # Our names beside those of the file.
+    for row in own_rows:
+        for name, own_name in options.column_names().items():
+            if own_name in row:
+                row[name] = row[own_name]
+
+    # Rows that `load_task` reads also have what it makes of them: an id, a task and `meta`. Those
+    # of a script's own Dataset need no accepted answers, and no question.
+    is_task = "question" in own_rows[0] and not {"answers", "answer"}.isdisjoint(own_rows[0])
+    is_selected = options.held_out is not None or options.task_rows is not None
+    if not is_task and not is_selected:
+        return own_rows
+    task_rows = options.load("", 0).to_list()
+    return [{**own_rows[json.loads(row["meta"])["row"]], **row} for row in task_rows]
 
 
 def _describe_change(change: RewardChange) -> str:

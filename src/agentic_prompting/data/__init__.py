@@ -11,6 +11,7 @@ from .catalogue import (
     list_tasks,
 )
 from .contamination import Contamination, contamination_report
+from .files import read_rows
 from .hold_out import hold_out
 from .loading import load_task
 from .records import as_dataset
@@ -40,5 +41,6 @@ __all__ = [
     "is_user_data",
     "list_tasks",
     "load_task",
+    "read_rows",
     "validate_dataset",
 ]

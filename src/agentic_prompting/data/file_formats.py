@@ -35,14 +35,14 @@ class Table:
     column_names: list[str]
 
 
-def read_file(file: str, columns: Collection[str], field: str | None = None) -> Table:
+def read_file(file: str, columns: Collection[str] | None = None, field: str | None = None) -> Table:
     """Read the rows of a file.
 
     Args:
         file (`str`): A path or an address (`https://`, `hf://`) that ends in one of
             `FILE_READERS`.
-        columns (`Collection[str]`): The columns to keep; large others are dropped while reading.
-            A column that an object of a JSON file lacks is `None`.
+        columns (`Collection[str]`, *optional*): The columns to keep, all by default; large others
+            are dropped while reading. A column that an object of a JSON file lacks is `None`.
         field (`str`, *optional*): The field of a `.json` file that holds the list of rows. By
             default the whole file is the list.
 
@@ -64,7 +64,9 @@ def read_file(file: str, columns: Collection[str], field: str | None = None) -> 
                         f"it should be an object with named columns, got {type(row).__name__}"
                     )
                 column_names.update(dict.fromkeys(row))
-                rows.append({name: value for name, value in row.items() if name in columns})
+                if columns is not None:
+                    row = {name: value for name, value in row.items() if name in columns}
+                rows.append(row)
         except (ValueError, RecursionError, csv.Error) as error:
             position = _describe_position(file, len(rows), lines.number)
             reason = _describe_error(error)
@@ -74,7 +76,7 @@ def read_file(file: str, columns: Collection[str], field: str | None = None) -> 
         raise ValueError(f"{file} has no rows")
 
     # Give every row all of the columns.
-    empty_row = dict.fromkeys(name for name in column_names if name in columns)
+    empty_row = dict.fromkeys(name for name in column_names if columns is None or name in columns)
     full_rows = [{**empty_row, **row} for row in rows]
     restore_integers(full_rows)
     return Table(rows=full_rows, column_names=list(column_names))
@@ -132,31 +134,31 @@ def _describe_error(error: Exception) -> str:
 
 
 def _read_csv(
-    lines: NumberedLines, columns: Collection[str], field: str | None
+    lines: NumberedLines, columns: Collection[str] | None, field: str | None
 ) -> Iterator[object]:
-    return read_csv(lines, columns, delimiter=",")
+    return read_csv(lines, columns or (), delimiter=",")
 
 
 def _read_tsv(
-    lines: NumberedLines, columns: Collection[str], field: str | None
+    lines: NumberedLines, columns: Collection[str] | None, field: str | None
 ) -> Iterator[object]:
-    return read_csv(lines, columns, delimiter="\t")
+    return read_csv(lines, columns or (), delimiter="\t")
 
 
 def _read_excel(
-    lines: NumberedLines, columns: Collection[str], field: str | None
+    lines: NumberedLines, columns: Collection[str] | None, field: str | None
 ) -> Iterator[object]:
     return read_excel(lines.stream)
 
 
 def _read_json_lines(
-    lines: Iterable[str], columns: Collection[str], field: str | None
+    lines: Iterable[str], columns: Collection[str] | None, field: str | None
 ) -> Iterator[object]:
     return (_parse_json(line) for line in lines if line.strip())
 
 
 def _read_json(
-    lines: NumberedLines, columns: Collection[str], field: str | None
+    lines: NumberedLines, columns: Collection[str] | None, field: str | None
 ) -> Iterator[object]:
     # JSON has to be parsed as a whole.
     text = lines.stream.read()
@@ -178,7 +180,7 @@ def _read_json(
 
 
 def _read_parquet(
-    lines: NumberedLines, columns: Collection[str], field: str | None
+    lines: NumberedLines, columns: Collection[str] | None, field: str | None
 ) -> Iterator[object]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
@@ -186,7 +188,7 @@ def _read_parquet(
     try:
         table = ParquetFile(lines.stream)
         column_names = table.schema_arrow.names
-        selected = [name for name in column_names if name in columns]
+        selected = [name for name in column_names if columns is None or name in columns]
         if not selected:
             # Without any column there would be no rows.
             selected = column_names[:1]
@@ -206,7 +208,7 @@ def _read_parquet(
 
 
 FILE_READERS: dict[
-    str, Callable[[NumberedLines, Collection[str], str | None], Iterator[object]]
+    str, Callable[[NumberedLines, Collection[str] | None, str | None], Iterator[object]]
 ] = {
     ".parquet": _read_parquet,
     ".json": _read_json,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .file_formats import FILE_READERS, UNSUPPORTED_SPREADSHEETS, read_file
 from .records import Record, SourceRows, read_records, select_subset
@@ -46,6 +47,16 @@ def check_files(name: str, data_files: str | Path | Sequence[str | Path]) -> lis
                 f"{name}: data_files must all end in one of {', '.join(FILE_READERS)}; got {file}"
             )
     return files
+
+
+def read_rows(file: str | Path) -> list[dict[str, Any]]:
+    """Return the rows of a file as they are, with all of their columns.
+
+    Raises:
+        `FileNotFoundError`, `ValueError`: As [`load_task`], in one line.
+    """
+    (name,) = check_files("data", file)
+    return list(read_file(name).rows)
 
 
 def read_records_from_files(name: str, task: Task, split: str, files: list[str]) -> list[Record]:

@@ -19,7 +19,14 @@ from ..llm.guard import call_guarded, place_of
 from ..llm.numbers import finite_float
 from ..records import Record, atomic_write
 from ..rewards.reward_columns import REWARD_ARGUMENTS, check_columns
-from ..rollout import SPEC_FILE, AgentSpec, Rollout, render_messages, restore_rollout
+from ..rollout import (
+    SPEC_FILE,
+    AgentSpec,
+    Rollout,
+    question_text,
+    render_messages,
+    restore_rollout,
+)
 from ..rollout.environment import same_columns
 from ..rollout.progress import show_progress
 from .rollout_records import current_records, gradient_share, group_records, total_reward
@@ -97,8 +104,9 @@ def rescore(
         reward (`Callable` or `list[Callable]`): With TRL's reward signature, plain or `async`.
         weights (`Sequence[float]`, *optional*): The weight of each function. Defaults to 1.
         rows (`Iterable[Mapping]`, *optional*): The run's dataset, for columns that records do not
-            have (they have `id`, `question`, `answers` and `task`). Rows are found by `id`, else by
-            `question`.
+            have (they have `id`, `question`, `answers` and `task`): the rows of training and of
+            evaluation, `[*train_rows, *eval_rows]`. They are found by `id`, else by `question` or
+            the text of `prompt`.
         name (`str`, *optional*): The name of the file. Defaults to the names of the functions.
 
     Raises:
@@ -196,9 +204,9 @@ def _restore_rollouts(
     # The rows by id and by question, where the caller has passed the dataset.
     rows_by_key: dict[tuple[str, str], Mapping[str, Any]] = {}
     for row in rows or ():
-        for column in ("id", "question"):
-            if row.get(column) is not None:
-                rows_by_key.setdefault((column, str(row[column])), row)
+        if row.get("id") is not None:
+            rows_by_key.setdefault(("id", str(row["id"])), row)
+        rows_by_key.setdefault(("question", question_text(row)), row)
 
     rollouts = []
     for record in records:
@@ -207,8 +215,9 @@ def _restore_rollouts(
             own_row = own_row or rows_by_key.get((column, str(record.get(column))), {})
         if rows is not None and not own_row:
             raise ValueError(
-                f"the dataset has no row with the id {record.get('id')!r} or the question "
-                f"{str(record.get('question'))[:80]!r} of a rollout: pass the run's own dataset"
+                f"the dataset has no row with the question {str(record.get('question'))[:80]!r} of "
+                f"a rollout in {record.get('mode', 'train')!r}: pass all rows of the run, those of "
+                "its evaluations too"
             )
         recorded = {column: record[column] for column in _ROW_COLUMNS if column in record}
         grammar = None if spec is None else spec.for_row(record).grammar

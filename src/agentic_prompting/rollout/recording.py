@@ -207,21 +207,44 @@ def _word_pairs(text: str) -> set[tuple[str, str]]:
     return set(zip(["", *words], words, strict=False))
 
 
+def question_text(row: Mapping[str, Any]) -> str:
+    """Return the question of a row: its `question`, else the text of its `prompt`.
+
+    System messages, which rows usually share, are left out of a `prompt` of messages; the others
+    are joined by blank lines.
+    """
+    prompt = row.get("prompt") or ""
+    if row.get("question") or isinstance(prompt, str):
+        return str(row.get("question") or prompt)
+    texts = [
+        message["content"]
+        for message in prompt
+        if message["role"] != "system" and isinstance(message.get("content"), str)
+    ]
+    return "\n\n".join(texts)
+
+
 def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     """Return a rollout as data for JSON.
 
-    Keys: `id`, `question`, `answers`, `task`, `environment`, `workers`, `budget` (if the row has
-    them), `status`, `error`, `answer`, `turns` (each `text`, `kind`, `well_formed`, `problem`),
-    `observations` (each `text`, `error`, `seconds`, `cached`, `shared`, and `parts` if the agent
-    can refer to them), `tokens` (`agent`, `observation`), `cost_usd` (paid), `worth_usd` (including
-    replies that another call or an earlier run paid for), `seed`, and the keys of `extra`. The
-    record of an episode with `counts`, such as a program's, also has `sequences` (each `role`,
-    `prompt`, `tokens`, `in_loss`), in whose order its turns are, and the `counts`.
+    Keys: `id`, `question` (of a row that has only a `prompt`: its [`question_text`]), `answers`,
+    `task`, `environment`, `workers`, `budget` (if the row has them), `status`, `error`, `answer`,
+    `turns` (each `text`, `kind`, `well_formed`, `problem`), `observations` (each `text`, `error`,
+    `seconds`, `cached`, `shared`, and `parts` if the agent can refer to them), `tokens` (`agent`,
+    `observation`), `cost_usd` (paid), `worth_usd` (including replies that another call or an
+    earlier run paid for), `seed`, and the keys of `extra`. The record of an episode with `counts`,
+    such as a program's, also has `sequences` (each `role`, `prompt`, `tokens`, `in_loss`), in whose
+    order its turns are, and the `counts`.
     """
     facts = RolloutFacts.of(rollout)
     # The caller's keys, and the row's.
     record = dict(extra)
     record |= {key: rollout.row[key] for key in _ROW_KEYS if key in rollout.row}
+    if not record.get("question"):
+        # By it the rollouts of a group are known, and the row of the data set is found again.
+        question = question_text(rollout.row)
+        if question:
+            record["question"] = question
     record["status"] = rollout.status
     record["error"] = {"kind": facts.error_kind, "what": facts.error} if rollout.error else None
     record["answer"] = rollout.answer

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ..llm import Message, spans
 from .chat_format import TextFormat
 from .environment import Environment, Environments
+from .recording import question_text
 from .types import Observation, Policy, Rollout, Sample, SampleRequest
 
 T = TypeVar("T")
@@ -130,7 +131,7 @@ async def _trace_tool_call(name: str, arguments: str, call: Awaitable[T]) -> T:
 def _describe_rollout(rollout: Rollout) -> dict[str, Any]:
     """Return the attributes of a finished episode's span."""
     # Without `trace_content` the question and the answer are left out.
-    question = Message(role="user", content=str(rollout.row.get("question", "")))
+    question = Message(role="user", content=question_text(rollout.row))
     answer = Message(role="assistant", content=rollout.answer or "")
     return {
         "gen_ai.usage.output_tokens": sum(sum(sequence.mask) for sequence in rollout.sequences),

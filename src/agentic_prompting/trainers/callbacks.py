@@ -38,7 +38,7 @@ from ..evolution import Population, lineage_of, plot_lineage
 from ..records import RecordFile
 from ..rewards import PromptR1Reward
 from ..rewards.qa import is_scorable
-from ..rollout import Rollout, transcript
+from ..rollout import Rollout, question_text, transcript
 from ..rollout.progress import PrintInterval, ProgressLines, is_watched
 from .reward_functions import RewardFunction
 
@@ -460,11 +460,10 @@ class LiveView(TrainerCallback):
             logger.warning("logging to %s failed, training goes on without it: %r", name, error)
 
     def _trajectory(self, rollout: Rollout, rewards: Sequence[float]) -> Sequence[Any]:
-        question = rollout.row.get("question") or ""
         # A missing reward is an empty cell.
         scores = [None if math.isnan(reward) else round(float(reward), 6) for reward in rewards]
         return [
-            _clean_cell(str(question)),
+            _clean_cell(question_text(rollout.row)),
             _clean_cell(transcript(rollout)),
             _clean_cell(str(rollout.answer or "")),
             rollout.status,

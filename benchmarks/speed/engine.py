@@ -26,6 +26,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from agentic_prompting.local.small_model import packaged_file
 from agentic_prompting.rollout import (
     BatchEngine,
     ChatFormat,
+    Policy,
     Rollout,
     Sample,
     SampleRequest,
@@ -53,7 +55,8 @@ from benchmarks.speed.model_tables import engine_table, parts_table
 
 GREEDY = Sampling(temperature=0)
 SEEDED = Sampling()
-Played = list[list[int]]
+NEVER_SAMPLED = 10**9  # as the only token that ends a turn, it lets each turn reach its limit
+SampledTokens = list[list[int]]  # of each rollout
 
 
 class Bench:
@@ -72,63 +75,83 @@ class Bench:
         return TransformersEngine(self.model, self.tokenizer, on_callers_thread=True, **options)
 
     def batches(self, **options: Any) -> BatchEngine:
-        return BatchEngine(
-            TransformersSampler(self.model, self.tokenizer, **options), on_callers_thread=True
-        )
+        sampler = TransformersSampler(self.model, self.tokenizer, **options)
+        return BatchEngine(sampler, on_callers_thread=True)
 
-    def demo(self, policy: Any) -> Played:
+    def demo(self, policy: Policy) -> SampledTokens:
         """128 rollouts of the sandbox."""
-        rollouts = [
-            Rollout(
-                self.chat_format.prompt_ids(self.spec.messages(row)),
-                row=row,
-                seed=rollout_seed(7, i),
-            )
-            for i, row in enumerate(self.rows)
-        ]
+        rollouts = []
+        for number, row in enumerate(self.rows):
+            prompt_ids = self.chat_format.prompt_ids(self.spec.messages(row))
+            rollouts.append(Rollout(prompt_ids, row=row, seed=rollout_seed(7, number)))
         play_all(rollouts, policy, LLMEnvironment(Oracle()), self.chat_format, self.spec.limits)
-        return [[token for token, own in zip(r.ids, r.mask, strict=True) if own] for r in rollouts]
+        return [sampled_ids(rollout) for rollout in rollouts]
 
-    def turns(self, lengths: list[list[int]], reply: int = 1) -> Callable[[Any], Played]:
+    def turns(self, lengths: list[list[int]], reply: int = 1) -> Callable[[Policy], SampledTokens]:
         """A function that plays conversations with turns of so many tokens and observations of `reply` tokens; no token
         ends a turn."""
 
-        async def talk(policy: Any, number: int, turns: list[int]) -> list[int]:
+        async def talk(policy: Policy, number: int, turn_lengths: list[int]) -> list[int]:
             rng = random.Random(number)
-            said = []
-            context = [rng.randrange(10, len(self.tokenizer)) for _ in range(30)]
-            for turn, length in enumerate(turns):
-                sample: Sample = await policy(
-                    SampleRequest(context, length, 1000 * turn + number, number)
-                )
-                said += sample.ids
-                context = [
-                    *context,
-                    *sample.ids,
-                    *(rng.randrange(10, len(self.tokenizer)) for _ in range(reply)),
-                ]
-            return said
 
-        return lambda policy: run_with_engine(
-            policy, gather(talk(policy, n, turns) for n, turns in enumerate(lengths))
-        )
+            def draw_tokens(count: int) -> list[int]:
+                return [rng.randrange(10, len(self.tokenizer)) for _ in range(count)]
+
+            sampled: list[int] = []
+            context = draw_tokens(30)
+            for turn, length in enumerate(turn_lengths):
+                request = SampleRequest(context, length, 1000 * turn + number, number)
+                sample: Sample = await policy(request)
+                sampled += sample.ids
+                context = [*context, *sample.ids, *draw_tokens(reply)]
+            return sampled
+
+        def play(policy: Policy) -> SampledTokens:
+            conversations = (
+                talk(policy, number, turn_lengths) for number, turn_lengths in enumerate(lengths)
+            )
+            return run_with_engine(policy, gather(conversations))
+
+        return play
+
+
+def sampled_ids(rollout: Rollout) -> list[int]:
+    """The tokens that the agent wrote."""
+    tokens = zip(rollout.ids, rollout.mask, strict=True)
+    return [token for token, is_sampled in tokens if is_sampled]
+
+
+def mixed_lengths(tokens: int) -> list[list[int]]:
+    """The lengths of two turns of 64 rows: log-normal around `tokens`, the same every time."""
+    rng = random.Random(0)
+
+    def draw_length() -> int:
+        return min(4 * tokens, max(4, int(tokens * rng.lognormvariate(0, 0.8))))
+
+    return [[draw_length(), draw_length()] for _ in range(64)]
 
 
 def compare(
-    run: Callable[[Any], Played], ours: Callable[[], Any], theirs: Callable[[], Any], repeats: int
-) -> dict:
+    play: Callable[[Policy], SampledTokens],
+    make_engine: Callable[[], TransformersEngine],
+    make_batches: Callable[[], BatchEngine],
+    repeats: int,
+) -> dict[str, float]:
     """Tokens per second of both, measured alternately, and the share of rollouts with the same tokens."""
     speeds: dict[str, list[float]] = {"engine": [], "batches": []}
-    said: dict[str, Played] = {}
+    sampled: dict[str, SampledTokens] = {}
     for repeat in range(repeats + 1):  # the first repeat warms up
-        for name, make in (("engine", ours), ("batches", theirs)):
-            policy = make()
+        for name, make_policy in (("engine", make_engine), ("batches", make_batches)):
+            policy = make_policy()
             started = time.perf_counter()
-            said[name] = run(policy)
+            sampled[name] = play(policy)
             if repeat:
-                speeds[name].append(sum(map(len, said[name])) / (time.perf_counter() - started))
-    ratios = [a / b for a, b in zip(speeds["engine"], speeds["batches"], strict=True)]
-    same = [a == b for a, b in zip(said["engine"], said["batches"], strict=True)]
+                token_count = sum(map(len, sampled[name]))
+                speeds[name].append(token_count / (time.perf_counter() - started))
+    pairs = zip(speeds["engine"], speeds["batches"], strict=True)
+    ratios = [engine_speed / batches_speed for engine_speed, batches_speed in pairs]
+    rollouts = zip(sampled["engine"], sampled["batches"], strict=True)
+    same = [engine_ids == batches_ids for engine_ids, batches_ids in rollouts]
     return {
         "engine_tokens_per_s": round(statistics.median(speeds["engine"])),
         "batches_tokens_per_s": round(statistics.median(speeds["batches"])),
@@ -137,24 +160,30 @@ def compare(
     }
 
 
-def prefix(bench: Bench, repeats: int) -> tuple[float, float]:
+def compare_prefix(bench: Bench, repeats: int) -> dict[str, float]:
     """Five turns of 20 tokens, observations of 150: the ratio of the engine without a cache between turns to the one
-    with it, in seconds and in tokens of contexts read."""
-    run = bench.turns([[20] * 5] * 16, reply=150)
+    with it, in seconds (`wall_ratio`) and in tokens of contexts read (`read_ratio`)."""
+    play = bench.turns([[20] * 5] * 16, reply=150)
+    cache_sizes = (0.0, 1024.0)
     ratios = []
-    read = {0.0: 0, 1024.0: 0}
+    read: dict[float, int] = {}
     for _ in range(repeats):
-        seconds = {}
-        said = {}
-        for kept_mb in read:
-            engine = bench.engine(sampling=GREEDY, end_of_turn_ids=[10**9], prefix_cache_mb=kept_mb)
+        seconds: dict[float, float] = {}
+        sampled: dict[float, SampledTokens] = {}
+        for cache_mb in cache_sizes:
+            engine = bench.engine(
+                sampling=GREEDY, end_of_turn_ids=[NEVER_SAMPLED], prefix_cache_mb=cache_mb
+            )
             started = time.perf_counter()
-            said[kept_mb] = run(engine)
-            seconds[kept_mb] = time.perf_counter() - started
-            read[kept_mb] = engine.stats["read"]
-        assert said[0.0] == said[1024.0]
+            sampled[cache_mb] = play(engine)
+            seconds[cache_mb] = time.perf_counter() - started
+            read[cache_mb] = engine.stats["read"]
+        assert sampled[0.0] == sampled[1024.0]
         ratios.append(seconds[0.0] / seconds[1024.0])
-    return round(statistics.median(ratios), 2), round(read[0.0] / read[1024.0], 2)
+    return {
+        "wall_ratio": round(statistics.median(ratios), 2),
+        "read_ratio": round(read[0.0] / read[1024.0], 2),
+    }
 
 
 def measure_real_model(arguments: argparse.Namespace) -> None:
@@ -174,6 +203,57 @@ def measure_real_model(arguments: argparse.Namespace) -> None:
     print(parts_table(result["parts"]))
     if arguments.json:
         print(json.dumps(result))
+
+
+def measure_sandbox(arguments: argparse.Namespace) -> None:
+    """Print the table of the sandbox's small policy."""
+    tokens = 40 if arguments.quick else 80
+    repeats = 2 if arguments.quick else 3
+    warm_start_steps = 60 if arguments.quick else 250
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(prepare_sandbox(folder, warm_start_steps=warm_start_steps))
+        rows: dict[str, dict[str, float]] = {}
+        for name, sampling in (("greedy", GREEDY), ("seeded", SEEDED)):
+            stops: dict[str, Any] = {"sampling": sampling, "stop_texts": bench.spec.stop_texts}
+            endless: dict[str, Any] = {"sampling": sampling, "end_of_turn_ids": [NEVER_SAMPLED]}
+            settings = {
+                "demo": (bench.demo, stops),
+                "uniform": (bench.turns([[tokens]] * 64), endless),
+                "mixed": (bench.turns(mixed_lengths(tokens)), endless),
+            }
+            for setting, (play, options) in settings.items():
+                rows[f"{setting} {name}"] = compare(
+                    play,
+                    partial(bench.engine, **options),
+                    partial(bench.batches, **options),
+                    repeats,
+                )
+        prefix = compare_prefix(bench, repeats)
+
+    print(
+        "| setting | engine, tokens/s | batches, tokens/s | ratio | identical |\n|---|---|---|---|---|"
+    )
+    for name, row in rows.items():
+        print(f"| {name} | " + " | ".join(map(str, row.values())) + " |")
+    print(
+        f"\nkeys and values kept between turns: {prefix['wall_ratio']:.2f} x as fast, "
+        f"{prefix['read_ratio']:.2f} x fewer tokens read"
+    )
+    if arguments.json:
+        print(json.dumps(figures_of(rows, prefix)))
+
+
+def figures_of(rows: dict[str, dict[str, float]], prefix: dict[str, float]) -> dict[str, Any]:
+    """The figures of the last line."""
+    figures: dict[str, Any] = {}
+    for setting in ("demo", "uniform", "mixed"):
+        figures[f"{setting}_speedup"] = rows[f"{setting} seeded"]["speedup"]
+    for name, key in (("greedy", "identical_greedy"), ("seeded", "identical_share")):
+        figures[key] = min(row["identical"] for title, row in rows.items() if title.endswith(name))
+    figures["prefix_wall_ratio"] = prefix["wall_ratio"]
+    figures["prefix_read_ratio"] = prefix["read_ratio"]
+    figures["settings"] = rows
+    return figures
 
 
 def main() -> None:
@@ -200,55 +280,7 @@ def main() -> None:
     if arguments.model:
         measure_real_model(arguments)
         return
-    rng = random.Random(0)
-    tokens = 40 if arguments.quick else 80
-    mixed = [
-        [min(4 * tokens, max(4, int(tokens * rng.lognormvariate(0, 0.8)))) for _ in range(2)]
-        for _ in range(64)
-    ]
-    endless = {"end_of_turn_ids": [10**9]}
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(prepare_sandbox(folder, warm_start_steps=60 if arguments.quick else 250))
-        rows = {}
-        for name, sampling in (("greedy", GREEDY), ("seeded", SEEDED)):
-            stops = {"sampling": sampling, "stop_texts": bench.spec.stop_texts}
-            settings: dict[str, tuple[Callable, dict]] = {
-                "demo": (bench.demo, stops),
-                "uniform": (bench.turns([[tokens]] * 64), {"sampling": sampling, **endless}),
-                "mixed": (bench.turns(mixed), {"sampling": sampling, **endless}),
-            }
-            for setting, (run, options) in settings.items():
-                rows[f"{setting} {name}"] = compare(
-                    run,
-                    lambda options=options: bench.engine(**options),
-                    lambda options=options: bench.batches(**options),
-                    2 if arguments.quick else 3,
-                )
-        kept, read = prefix(bench, 2 if arguments.quick else 3)
-    print(
-        "| setting | engine, tokens/s | batches, tokens/s | ratio | identical |\n|---|---|---|---|---|"
-    )
-    for name, row in rows.items():
-        print(f"| {name} | " + " | ".join(map(str, row.values())) + " |")
-    print(
-        f"\nkeys and values kept between turns: {kept:.2f} x as fast, {read:.2f} x fewer tokens read"
-    )
-    if arguments.json:
-        result = {
-            f"{setting}_speedup": rows[f"{setting} seeded"]["speedup"]
-            for setting in ("demo", "uniform", "mixed")
-        }
-        result["identical_greedy"] = min(
-            row["identical"] for name, row in rows.items() if name.endswith("greedy")
-        )
-        result["identical_share"] = min(
-            row["identical"] for name, row in rows.items() if name.endswith("seeded")
-        )
-        print(
-            json.dumps(
-                result | {"prefix_wall_ratio": kept, "prefix_read_ratio": read, "settings": rows}
-            )
-        )
+    measure_sandbox(arguments)
 
 
 if __name__ == "__main__":

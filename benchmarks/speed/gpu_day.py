@@ -38,11 +38,13 @@ NOT_MEASURED = "not measured"
 
 @dataclass(frozen=True)
 class Part:
-    """Args:
-    run (`Callable`): Measures, given a folder and the options.
-    seconds (`int`): Its time limit.
-    options (`dict`): Of `run`.
-    needs (`tuple[str, ...]`): Packages, and `two GPUs`.
+    """A part of the day.
+
+    Args:
+        run (`Callable`): Measures, given a folder and the options.
+        seconds (`int`): Its time limit.
+        options (`dict`): Of `run`.
+        needs (`tuple[str, ...]`): Packages, and `two GPUs`.
     """
 
     run: Callable[..., None]
@@ -87,52 +89,66 @@ MINIATURE: dict[Callable[..., None], dict[str, Any]] = {
 }
 
 
-def one(name: str, miniature: bool) -> None:
+def measure_here(name: str, miniature: bool) -> None:
     """Measure a part in this process, and end it."""
     part = PARTS[name]
+    options = dict(part.options)
+    if miniature:
+        options |= MINIATURE[part.run]
     with tempfile.TemporaryDirectory() as folder:
-        part.run(Path(folder), **{**part.options, **(MINIATURE[part.run] if miniature else {})})
+        part.run(Path(folder), **options)
     sys.stdout.flush()
     os._exit(0)  # without the teardown of process groups and engines
 
 
-def measured(name: str, miniature: bool, seconds: float) -> dict[str, Any]:
+def measure_part(name: str, miniature: bool, seconds: float) -> dict[str, Any]:
     """A part's record: its figures, or why there are none."""
-    if missing := [need for need in PARTS[name].needs if not there(need)]:
+    missing = [need for need in PARTS[name].needs if not has(need)]
+    if missing:
         return {"part": name, "status": f"left out: needs {' and '.join(missing)}"}
-    command = [*COMMAND, "--part", name, *(["--miniature"] if miniature else [])]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CI": "1"} | (
-        {"CUDA_VISIBLE_DEVICES": ""} if miniature else {}
-    )
+    command = [*COMMAND, "--part", name]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CI": "1"}
+    if miniature:
+        command.append("--miniature")
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+
+    # Files instead of pipes: they take any amount of output while the part runs.
     started = time.monotonic()
     status = "done"
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        running = subprocess.Popen(
-            command, stdout=out, stderr=err, env=environment, start_new_session=True
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        process = subprocess.Popen(
+            command, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
         )
         try:
-            if running.wait(seconds):
-                status = f"failed with status {running.returncode}"
+            if process.wait(seconds):
+                status = f"failed with status {process.returncode}"
         except subprocess.TimeoutExpired:
             status = f"killed after {seconds:g} s"
-        finally:  # also when this process is ended: what is left would hold the GPU's memory
-            with suppress(ProcessLookupError):  # its servers and workers, too
-                os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
-        out.seek(0), err.seek(0)
-        lines = [line for line in out if line.startswith("{")]
-        complaints = err.read().strip().splitlines()
+        finally:
+            # Also when this process is ended, and its servers and workers, too: what is left would
+            # hold the GPU's memory.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        stdout.seek(0)
+        stderr.seek(0)
+        printed = [line for line in stdout if line.startswith("{")]
+        errors = stderr.read().strip().splitlines()
+
+    # Each line of figures has those of the lines before it.
     record: dict[str, Any] = {
         "part": name,
         "status": status,
         "seconds": round(time.monotonic() - started, 1),
     }
-    if status != "done" and complaints:
-        record["error"] = complaints[-1][:300]
-    return {**record, "figures": json.loads(lines[-1]) if lines else {}}
+    if status != "done" and errors:
+        record["error"] = errors[-1][:300]
+    record["figures"] = json.loads(printed[-1]) if printed else {}
+    return record
 
 
-def there(need: str) -> bool:
+def has(need: str) -> bool:
+    """Whether this machine has what a part needs."""
     if need == "two GPUs":
         import torch
 
@@ -140,18 +156,17 @@ def there(need: str) -> bool:
     return importlib.util.find_spec(need) is not None
 
 
-def day(
+def measure_parts(
     names: Iterable[str], records: Records, miniature: bool, limits: Mapping[str, float] = {}
 ) -> None:
     """Measure parts one after the other; each is recorded as soon as it has ended."""
     device = "a CPU, in miniature" if miniature else device_name()
     for name in names:
-        record = {
-            **measured(name, miniature, limits.get(name, PARTS[name].seconds)),
-            "device": device,
-        }
+        seconds = limits.get(name, PARTS[name].seconds)
+        record = {**measure_part(name, miniature, seconds), "device": device}
         records.add(record)
-        print(f"{name}: {record['status']} {record.get('error', '')} {shown(record)}", flush=True)
+        error = record.get("error", "")
+        print(f"{name}: {record['status']} {error} {figures_text(record)}", flush=True)
 
 
 def device_name() -> str:
@@ -172,33 +187,39 @@ def device_name() -> str:
 
 def latest(records: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
     """A part's latest record with figures; else the latest; else nothing."""
-    of = [record for record in records if record["part"] == name]
-    return next((record for record in reversed(of) if record.get("figures")), of[-1] if of else {})
+    part_records = [record for record in records if record["part"] == name]
+    for record in reversed(part_records):
+        if record.get("figures"):
+            return record
+    return part_records[-1] if part_records else {}
 
 
-def shown(record: Mapping[str, Any]) -> str:
+def figures_text(record: Mapping[str, Any]) -> str:
     """A record's figures in words."""
+    return _listed(record.get("figures") or {})
 
-    def listed(figures: Mapping[str, Any]) -> str:
-        return ", ".join(
-            f"{name.replace('_', ' ')} {plain(value)}" for name, value in figures.items()
-        )
 
-    def plain(value: Any) -> str:
-        if isinstance(value, Mapping):
-            return f"({listed(value)})"
-        return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _listed(figures: Mapping[str, Any]) -> str:
+    words = [f"{name.replace('_', ' ')} {_as_text(value)}" for name, value in figures.items()]
+    return ", ".join(words)
 
-    return listed(record.get("figures") or {})
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"({_listed(value)})"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def figures_of(name: str, records: Sequence[Mapping[str, Any]]) -> str:
     """A part's figures with device and date, or that it is not measured and why."""
     record = latest(records, name)
-    where = f"{record['device']}, {record['date']}" if record else ""
-    if figures := shown(record):
-        return f"{figures} ({where})"
-    return f"{NOT_MEASURED} ({record['status']}; {where})" if record else NOT_MEASURED
+    if not record:
+        return NOT_MEASURED
+    where = f"{record['device']}, {record['date']}"
+    figures = figures_text(record)
+    if not figures:
+        return f"{NOT_MEASURED} ({record['status']}; {where})"
+    return f"{figures} ({where})"
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
@@ -221,17 +242,14 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if options.part:
-        return one(options.part, options.miniature)
-    kept = (
-        Path(tempfile.mkdtemp()) / "gpu_day.jsonl.gz"
-        if options.miniature
-        else RECORDS / "gpu_day.jsonl.gz"
-    )
-    day(
-        [name for name in PARTS if options.only in name],
-        Records(options.records or kept),
-        options.miniature,
-    )
+        measure_here(options.part, options.miniature)
+        return
+    path = options.records
+    if path is None:
+        folder = Path(tempfile.mkdtemp()) if options.miniature else RECORDS
+        path = folder / "gpu_day.jsonl.gz"
+    names = [name for name in PARTS if options.only in name]
+    measure_parts(names, Records(path), options.miniature)
     if not options.miniature and options.records is None:
         subprocess.run([sys.executable, "-m", "benchmarks.recompute", "--write"], check=False)
 

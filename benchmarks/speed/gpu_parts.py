@@ -9,13 +9,21 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+    from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
+    from support.vllm_server import VLLMServer
 
 GIB = 2**30
 QWEN3 = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}
-SHAPES = {  # of Qwen3's config.json files; and one that fits anywhere
+# Of Qwen3's config.json files; and one that fits anywhere.
+SHAPES = {
     "0.6B": {
         **QWEN3,
         "hidden_size": 1024,
@@ -68,32 +76,37 @@ def saved_model(folder: Path, shape: str) -> Path:
 
 def engine(folder: Path, shape: str, tokens: int = 80) -> None:
     """The policy's engine against whole batches, bf16, and what keys and values kept between turns save."""
-    import random
     from types import SimpleNamespace
 
     import torch
 
     from agentic_prompting.local import Sampling
     from agentic_prompting.rollout import AgentSpec
-    from benchmarks.speed.engine import Bench, compare, prefix
+    from benchmarks.speed.engine import (
+        NEVER_SAMPLED,
+        Bench,
+        compare,
+        compare_prefix,
+        mixed_lengths,
+    )
 
-    bench = Bench(SimpleNamespace(model=saved_model(folder, shape), train=[], spec=AgentSpec()))
+    model = saved_model(folder, shape)
+    bench = Bench(SimpleNamespace(model=model, train=[], spec=AgentSpec()))
     bench.model.to("cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16)
-    rng = random.Random(0)
-    found = {}
-    mixed = [
-        [min(4 * tokens, max(4, int(tokens * rng.lognormvariate(0, 0.8)))) for _ in range(2)]
-        for _ in range(64)
-    ]
-    options = {"sampling": Sampling(), "end_of_turn_ids": [10**9]}
-    for name, lengths in (("uniform", [[tokens]] * 64), ("mixed", mixed)):
-        run = bench.turns(lengths)
-        found[name] = compare(
-            run, lambda: bench.engine(**options), lambda: bench.batches(**options), 1
+    options: dict[str, Any] = {"sampling": Sampling(), "end_of_turn_ids": [NEVER_SAMPLED]}
+    figures: dict[str, Any] = {}
+    for name, lengths in (("uniform", [[tokens]] * 64), ("mixed", mixed_lengths(tokens))):
+        figures[name] = compare(
+            bench.turns(lengths),
+            partial(bench.engine, **options),
+            partial(bench.batches, **options),
+            repeats=1,
         )
-        print(json.dumps(found), flush=True)
-    found["kept_wall_ratio"], found["kept_read_ratio"] = prefix(bench, 1)
-    print(json.dumps(found), flush=True)
+        print(json.dumps(figures), flush=True)
+    prefix = compare_prefix(bench, repeats=1)
+    figures["kept_wall_ratio"] = prefix["wall_ratio"]
+    figures["kept_read_ratio"] = prefix["read_ratio"]
+    print(json.dumps(figures), flush=True)
 
 
 def beside_trl(folder: Path, flags: tuple[str, ...] = ()) -> None:
@@ -128,88 +141,122 @@ def step(
     from datasets import Dataset
     from peft import LoraConfig
 
-    on_gpu = torch.cuda.is_available()
     model = saved_model(folder, shape)
-    found = {}
+    figures: dict[str, Any] = {}
     with ExitStack() as stack:
+        # The back end is chosen before the trainer's modules are imported.
         if backend:
             stack.enter_context(sharded(backend, folder))
-        from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
-        from agentic_prompting.planning import plan
+        from agentic_prompting import MultiTurnGRPOTrainer
 
-        options: dict[str, Any] = {}
-        if vllm:
-            options = {
-                "use_vllm": True,
-                "vllm_max_model_length": context,
-                "vllm_gpu_memory_utilization": 0.4,
-            }
-            options |= {"vllm_mode": "colocate" if vllm == "colocate" else "server"}
-        if vllm in ("adapter", "nccl"):
-            server = stack.enter_context(served(model, folder, context, vllm))
-            options |= {"vllm_sync": vllm, "vllm_server_base_url": server.url}
-        own = int(context * sampled / turns)
+        # The policy writes its share in equal turns; the environment's replies fill the rest.
+        turn_tokens = int(context * sampled / turns)
+        reply_words = int((context - 64) / turns) - turn_tokens - 24
         peft = LoraConfig(r=32, target_modules="all-linear") if lora else None
-        args = MultiTurnGRPOConfig(
-            str(folder / "out"),
-            max_turns=turns,
-            max_turn_tokens=own,
-            max_completion_length=context - 64,
-            max_context=context,
-            num_generations=2,
-            per_device_train_batch_size=1,
-            gradient_accumulation_steps=2,
-            max_steps=2,
-            bf16=True,
-            gradient_checkpointing=True,
-            use_cpu=not on_gpu,
-            report_to=[],
-            save_strategy="no",
-            logging_steps=1,
-            learning_rate=1e-5,
-            rollouts_max_mb=0,
-            disable_tqdm=True,
-            model_init_kwargs={"dtype": "bfloat16" if lora else "float32"},
-            **options,
-        )
+        options = vllm_options(vllm, model, folder, context, stack)
+        options["model_init_kwargs"] = {"dtype": "bfloat16" if lora else "float32"}
+        args = step_args(folder, context, turns, turn_tokens, options)
         if predict:
-            memory = torch.cuda.get_device_properties(0).total_memory / GIB if on_gpu else 80.0
-            predicted = plan(
-                vars(args), str(model), gpus=1, gpu_memory=memory, peft_config=peft, seconds=1
-            )
-            found["predicted_gib"] = {
-                name: round(sum(of.values()), 3) for name, of in predicted.moments.items()
-            }
-            print(json.dumps(found), flush=True)
+            figures["predicted_gib"] = predict_memory(args, model, peft)
+            print(json.dumps(figures), flush=True)
+
+        # Rewards differ within a group, so that each step has a gradient.
+        prompt = [{"role": "user", "content": "Kenya"}]
         trainer = MultiTurnGRPOTrainer(
             model=str(model),
-            environment=fixed_replies(int((context - 64) / turns) - own - 24),
+            environment=fixed_replies(reply_words),
             args=args,
             reward_funcs=lambda rollout, **columns: [
                 float(sum(episode.ids) % 7) for episode in rollout
             ],
             peft_config=peft,
-            train_dataset=Dataset.from_list(
-                [{"prompt": [{"role": "user", "content": "Kenya"}]}] * 64
-            ),
+            train_dataset=Dataset.from_list([{"prompt": prompt}] * 64),
         )
         watch = Watch(trainer)
         trainer.train()
+
     log = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
-    differences = {
-        name.rpartition("/")[2]: value for name, value in log.items() if "logp_difference/" in name
-    }
-    found |= {
+    differences = {}
+    for name, value in log.items():
+        if "logp_difference/" in name:
+            differences[name.rpartition("/")[2]] = value
+    figures |= {
         "type": trainer.accelerator.distributed_type.name,
         "turns": log["rollout/turns"],
         "tokens": log["rollout/agent_tokens"] + log["rollout/observation_tokens"],
         **watch.figures(log["rollout/agent_tokens"] * 2),
         "sampler_and_trainer_differ_by": differences,
     }
-    if predict and on_gpu:
-        most = max(size for name, size in found["predicted_gib"].items() if name != "sampling")
-        found["error_of_training_peak"] = round(most / found["peak_gib"]["training"] - 1, 4)
-    print(json.dumps(found), flush=True)
+    if predict and torch.cuda.is_available():
+        predicted = figures["predicted_gib"]
+        largest = max(gib for moment, gib in predicted.items() if moment != "sampling")
+        figures["error_of_training_peak"] = round(largest / figures["peak_gib"]["training"] - 1, 4)
+    print(json.dumps(figures), flush=True)
+
+
+def step_args(
+    folder: Path, context: int, turns: int, turn_tokens: int, options: dict[str, Any]
+) -> MultiTurnGRPOConfig:
+    """The settings of two steps of two rollouts that fill the context."""
+    import torch
+
+    from agentic_prompting import MultiTurnGRPOConfig
+
+    return MultiTurnGRPOConfig(
+        str(folder / "out"),
+        max_turns=turns,
+        max_turn_tokens=turn_tokens,
+        max_completion_length=context - 64,
+        max_context=context,
+        num_generations=2,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=2,
+        max_steps=2,
+        bf16=True,
+        gradient_checkpointing=True,
+        use_cpu=not torch.cuda.is_available(),
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        learning_rate=1e-5,
+        rollouts_max_mb=0,
+        disable_tqdm=True,
+        **options,
+    )
+
+
+def vllm_options(
+    vllm: str, model: Path, folder: Path, context: int, stack: ExitStack
+) -> dict[str, Any]:
+    """The trainer's options for vLLM; starts a server, which ends with `stack`, where one is needed."""
+    if not vllm:
+        return {}
+    options: dict[str, Any] = {
+        "use_vllm": True,
+        "vllm_max_model_length": context,
+        "vllm_gpu_memory_utilization": 0.4,
+        "vllm_mode": "colocate" if vllm == "colocate" else "server",
+    }
+    if vllm in ("adapter", "nccl"):
+        server = stack.enter_context(served(model, folder, context, vllm))
+        options["vllm_sync"] = vllm
+        options["vllm_server_base_url"] = server.url
+    return options
+
+
+def predict_memory(
+    args: MultiTurnGRPOConfig, model: Path, peft: LoraConfig | None
+) -> dict[str, float]:
+    """GiB of each moment of a step, as `plan` predicts them."""
+    import torch
+
+    from agentic_prompting.planning import plan
+
+    memory = 80.0
+    if torch.cuda.is_available():
+        memory = torch.cuda.get_device_properties(0).total_memory / GIB
+    predicted = plan(vars(args), str(model), gpus=1, gpu_memory=memory, peft_config=peft, seconds=1)
+    return {moment: round(sum(parts.values()), 3) for moment, parts in predicted.moments.items()}
 
 
 def fixed_replies(words: int) -> Any:
@@ -235,58 +282,62 @@ def fixed_replies(words: int) -> Any:
 class Watch:
     """Seconds and peaks of sampling, weight sync and the rest of a trainer's last step."""
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: MultiTurnGRPOTrainer):
         import torch
 
         self.cuda = torch.cuda if torch.cuda.is_available() else None
         self.seconds: dict[str, float] = {}
         self.peaks: dict[str, float] = {}
-        self.last = self._now()
-        made = trainer.batch_source.next_batch
+        self.last_mark = self._now()
+        next_batch = trainer.batch_source.next_batch
 
-        def sampled(*args: Any, **kwargs: Any) -> Any:
+        def watched_next_batch(*args: Any, **kwargs: Any) -> Any:
             self.mark("training")  # of the step before
-            batch = made(*args, **kwargs)
+            batch = next_batch(*args, **kwargs)
             self.mark("sampling")
             return batch
 
-        trainer.batch_source.next_batch = sampled
-        pushed = getattr(getattr(trainer, "vllm_generation", None), "sync_weights", None)
-        if pushed is not None:
+        trainer.batch_source.next_batch = watched_next_batch
+        generation = getattr(trainer, "vllm_generation", None)
+        sync_weights = getattr(generation, "sync_weights", None)
+        if sync_weights is not None:
 
-            def push(*args: Any, **kwargs: Any) -> Any:
+            def watched_sync_weights(*args: Any, **kwargs: Any) -> Any:
                 started = self._now()
                 try:
-                    return pushed(*args, **kwargs)
+                    return sync_weights(*args, **kwargs)
                 finally:
                     self.seconds["weight_sync"] = self._now() - started
 
-            trainer.vllm_generation.sync_weights = push
+            generation.sync_weights = watched_sync_weights
 
     def _now(self) -> float:
         if self.cuda:
             self.cuda.synchronize()
         return time.perf_counter()
 
-    def mark(self, what: str) -> None:
-        """Book the time and memory since the last mark under this name."""
+    def mark(self, phase: str) -> None:
+        """Book the time and memory since the last mark under this phase."""
         now = self._now()
-        self.seconds[what] = now - self.last
-        self.last = now
+        self.seconds[phase] = now - self.last_mark
+        self.last_mark = now
         if self.cuda:
-            self.peaks[what] = self.cuda.max_memory_allocated() / GIB
+            self.peaks[phase] = self.cuda.max_memory_allocated() / GIB
             self.cuda.reset_peak_memory_stats()
 
     def figures(self, tokens: float) -> dict[str, Any]:
         """The figures of the step that has just ended, in which the policy wrote so many tokens."""
         self.mark("training")
-        seconds = {f"{what}_s": round(value, 3) for what, value in self.seconds.items()}
-        peaks = {name: round(value, 3) for name, value in self.peaks.items()}
-        speed = {"sampled_tokens_per_s": round(tokens / self.seconds["sampling"])}
-        return {**seconds, **speed, **({"peak_gib": peaks} if peaks else {})}
+        figures: dict[str, Any] = {}
+        for phase, seconds in self.seconds.items():
+            figures[f"{phase}_s"] = round(seconds, 3)
+        figures["sampled_tokens_per_s"] = round(tokens / self.seconds["sampling"])
+        if self.peaks:
+            figures["peak_gib"] = {phase: round(gib, 3) for phase, gib in self.peaks.items()}
+        return figures
 
 
-def sharded(backend: str, folder: Path) -> Any:
+def sharded(backend: str, folder: Path) -> AbstractContextManager[None]:
     """The environment that `accelerate launch` sets for one process of a back end; a context manager."""
     import torch
 
@@ -296,44 +347,42 @@ def sharded(backend: str, folder: Path) -> Any:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     on_gpu = torch.cuda.is_available()
-    names = fsdp2_environment(1) | {"MASTER_PORT": str(port)}
+    variables = fsdp2_environment(1) | {"MASTER_PORT": str(port)}
     if on_gpu:
-        names.pop("ACCELERATE_TORCH_DEVICE")
+        variables.pop("ACCELERATE_TORCH_DEVICE")
     if backend == "fsdp2":
-        os.environ |= names
+        os.environ |= variables
         return nullcontext() if on_gpu else fsdp_on_a_cpu()
-    batch = (
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-    )
+
+    # ZeRO-3: deepspeed takes the sizes of the batch from the trainer's arguments.
     config = {
         "zero_optimization": {"stage": 3},
         "bf16": {"enabled": "auto"},
-        **dict.fromkeys(batch, "auto"),
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
     }
-    (folder / "zero3.json").write_text(json.dumps(config))
-    os.environ |= {name: value for name, value in names.items() if "FSDP" not in name} | {
-        "ACCELERATE_USE_DEEPSPEED": "true",
-        "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(folder / "zero3.json"),
-    }
+    config_file = folder / "zero3.json"
+    config_file.write_text(json.dumps(config))
+    os.environ |= {name: value for name, value in variables.items() if "FSDP" not in name}
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+    os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(config_file)
     if not on_gpu:
         import deepspeed
 
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
-            False  # otherwise compiled first, which takes a minute
-        )
+        # Otherwise it is compiled first, which takes a minute.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return nullcontext()
 
 
-def served(model: Path, folder: Path, context: int, sync: str) -> Any:
+def served(model: Path, folder: Path, context: int, sync: str) -> VLLMServer:
     """A vLLM server of the policy, on the second GPU where NCCL pushes the weights: it refuses one GPU for both."""
     from support.vllm_server import VLLMServer
 
     flags = ["--max-model-len", str(context), "--gpu-memory-utilization", "0.4"]
     if sync == "adapter":
         flags += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "32"]
-    else:
-        flags += ["--weight-transfer-config", '{"backend": "nccl"}', "--max-logprobs", "-1"]
-    return VLLMServer(model, folder, *flags, **({"gpu": "1"} if sync == "nccl" else {}))
+        return VLLMServer(model, folder, *flags)
+    flags += ["--weight-transfer-config", '{"backend": "nccl"}', "--max-logprobs", "-1"]
+    return VLLMServer(model, folder, *flags, gpu="1")

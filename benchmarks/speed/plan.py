@@ -23,9 +23,14 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab import RECORDS, Records, markdown
+
+if TYPE_CHECKING:
+    from torch.profiler import profile
+
+    from agentic_prompting.planning.measured_step import TrainingJob
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "src")]
 MIB = 2**20
@@ -77,48 +82,58 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def job_of(name: str) -> Any:
+DEFAULTS: dict[str, Any] = {
+    "rows": 2,
+    "context": 256,
+    "scored": 1.0,
+    "processes": 1,
+    "dtype": "float32",
+    "kind": "Qwen3Config",
+    "shape": SMALL,
+}
+
+
+def build_job(name: str) -> TrainingJob:
     """A setting as the job that is predicted and run."""
     import transformers
     from peft import LoraConfig
 
     from agentic_prompting.planning.measured_step import TrainingJob
 
-    of = {
-        "rows": 2,
-        "context": 256,
-        "scored": 1.0,
-        "processes": 1,
-        "dtype": "float32",
-        "kind": "Qwen3Config",
-    }
-    of |= SETTINGS[name]
+    setting = {**DEFAULTS, **SETTINGS[name]}
     args = {
-        "bf16": of.get("bf16", False),
-        "beta": of.get("beta", 0.0),
+        "bf16": setting.get("bf16", False),
+        "beta": setting.get("beta", 0.0),
         "learning_rate": 1e-5,
         "seed": 0,
-        "gradient_checkpointing": of.get("checkpointing", False),
-        "gradient_accumulation_steps": of.get("accumulation", 1),
+        "gradient_checkpointing": setting.get("checkpointing", False),
+        "gradient_accumulation_steps": setting.get("accumulation", 1),
     }
-    peft = (
-        LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
-        if of.get("lora")
-        else None
+    peft = None
+    if setting.get("lora"):
+        peft = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    config_class = getattr(transformers, setting["kind"])
+    return TrainingJob(
+        args,
+        config_class(**setting["shape"]),
+        dtype=setting["dtype"],
+        rows=setting["rows"],
+        context=setting["context"],
+        scored=setting["scored"],
+        peft=peft,
+        processes=setting["processes"],
+        gpu=False,
     )
-    kept = {key: of[key] for key in ("rows", "context", "scored", "processes", "dtype")}
-    shape = getattr(transformers, of["kind"])(**of.get("shape", SMALL))
-    return TrainingJob(args, shape, peft=peft, gpu=False, **kept)
 
 
-def predicted(job: Any) -> int:
+def predict_peak(job: TrainingJob) -> int:
     """Bytes of the largest moment."""
     from agentic_prompting.planning.measured_step import measure_training
 
     return max(sum(parts.values()) for parts in measure_training(job).moments.values())
 
 
-def measured(job: Any) -> int:
+def measure_peak(job: TrainingJob) -> int:
     """Bytes of the largest sum of all live allocations in two real steps on this process."""
     from contextlib import nullcontext
 
@@ -132,98 +147,119 @@ def measured(job: Any) -> int:
     sharded = fsdp_on_a_cpu() if job.processes > 1 else nullcontext()
     with tempfile.TemporaryDirectory() as folder, sharded:
         args = job.training_args(folder, steps=2)
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             trainer = build_trainer(job, args, world_tokenizer())
             trainer.memory = MemoryCounter()  # counts nothing: it is not entered
             trainer.train()
-    return most_held(profiled)
+    return peak_of_profile(profiler)
 
 
-def most_held(profiled: Any) -> int:
+def peak_of_profile(profiler: profile) -> int:
     """The largest sum of allocations that were live at once in a profile with memory."""
-    waiting = list(profiled.profiler.kineto_results.experimental_event_tree())
-    events = []
+    # Start, size of the allocation and sum of all live ones, of each event of the allocator.
+    memory_events = []
+    waiting = list(profiler.profiler.kineto_results.experimental_event_tree())
     while waiting:
-        one = waiting.pop()
-        waiting += one.children
-        if one.name == "[memory]":
-            events.append(
-                (one.start_time_ns, one.extra_fields.alloc_size, one.extra_fields.total_allocated)
-            )
-    _, size, total = min(events)
-    return max(held for _, _, held in events) - (
-        total - size
-    )  # less what an earlier profile has left
+        event = waiting.pop()
+        waiting += event.children
+        if event.name == "[memory]":
+            fields = event.extra_fields
+            memory_events.append((event.start_time_ns, fields.alloc_size, fields.total_allocated))
+
+    # An earlier profile may have left allocations: they were live before the first event.
+    _, first_size, first_total = min(memory_events)
+    live_before = first_total - first_size
+    return max(total for _, _, total in memory_events) - live_before
 
 
-def in_processes(name: str, real: bool) -> int:
+def run_in_processes(name: str, real: bool) -> int:
     """Predict or run a setting in processes of its own, as many as it has; the largest of their peaks."""
     from agentic_prompting.planning.fake_gpu import fsdp2_environment
 
-    processes = SETTINGS[name].get("processes", 1) if real else 1
-    shared = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CI": "1"}
-    if processes > 1:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            shared |= fsdp2_environment(processes) | {"MASTER_PORT": str(probe.getsockname()[1])}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, "--one", name, *(["--real"] if real else [])],
-            env={
-                **shared,
-                **({"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}),
-            },
+    process_count = SETTINGS[name].get("processes", 1) if real else 1
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CI": "1"}
+    if process_count > 1:
+        environment |= fsdp2_environment(process_count) | {"MASTER_PORT": str(find_free_port())}
+    command = [sys.executable, "-m", __spec__.name, "--one", name]
+    if real:
+        command.append("--real")
+
+    # Start all of them before waiting: they need each other.
+    processes = []
+    for rank in range(process_count):
+        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if process_count > 1 else {}
+        process = subprocess.Popen(
+            command,
+            env={**environment, **ranks},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(processes)
-    ]
-    printed = [one.communicate(timeout=600) for one in started]
-    if any(one.returncode for one in started):
-        raise RuntimeError(f"{name} failed:\n{printed[0][1][-3000:]}")
-    return max(int(out.strip().rpartition("\n")[2]) for out, _ in printed)
+        processes.append(process)
+    outputs = [process.communicate(timeout=600) for process in processes]
+    if any(process.returncode for process in processes):
+        first_error = outputs[0][1]
+        raise RuntimeError(f"{name} failed:\n{first_error[-3000:]}")
+    return max(int(stdout.strip().rpartition("\n")[2]) for stdout, _ in outputs)
+
+
+def find_free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def compare(name: str) -> dict[str, Any]:
     """A setting's predicted and measured peaks."""
-    guess = in_processes(name, real=False)
-    real = in_processes(name, real=True)
-    error = guess / real - 1
-    row = {"setting": name, "predicted": round(guess / MIB, 1), "measured": round(real / MIB, 1)}
+    predicted = run_in_processes(name, real=False)
+    measured = run_in_processes(name, real=True)
+    error = predicted / measured - 1
+    row = {
+        "setting": name,
+        "predicted": round(predicted / MIB, 1),
+        "measured": round(measured / MIB, 1),
+        "error": round(error, 4),
+        "processes": SETTINGS[name].get("processes", 1),
+    }
     print(
         f"{name}: {row['predicted']} MiB predicted, {row['measured']} measured, {error:+.1%}",
         flush=True,
     )
-    return {**row, "error": round(error, 4), "processes": SETTINGS[name].get("processes", 1)}
+    return row
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows with the worst errors."""
-    found: dict[str, Any] = {"settings": rows}
-    for key, sharded in (("worst_error", False), ("worst_error_fsdp2", True)):
-        of = [abs(row["error"]) for row in rows if (row["processes"] > 1) == sharded]
-        found[key] = max(of) if of else None
-    return found
+def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The rows with the worst errors, `None` where no row counts."""
+    one_process = [abs(row["error"]) for row in rows if row["processes"] == 1]
+    sharded = [abs(row["error"]) for row in rows if row["processes"] > 1]
+    return {
+        "settings": rows,
+        "worst_error": max(one_process, default=None),
+        "worst_error_fsdp2": max(sharded, default=None),
+    }
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """The settings' latest records, with the worst error of one process and of FSDP2 below."""
     latest = {record["setting"]: record for record in records}
     rows = [latest[name] for name in SETTINGS if name in latest]
-    cells = [
-        [row["setting"], row["predicted"], row["measured"], f"{round(row['error'], 3) or 0.0:.1%}"]
-        for row in rows
-    ]
-    worst = summary([dict(one) for one in rows])
-    found = [
-        (of, worst[key])
-        for of, key in (("one process", "worst_error"), ("FSDP2", "worst_error_fsdp2"))
-    ]
-    worst_of = ", ".join(f"{error:.1%} with {of}" for of, error in found if error is not None)
+    cells = []
+    for row in rows:
+        error = round(row["error"], 3) or 0.0  # never -0.0
+        cells.append([row["setting"], row["predicted"], row["measured"], f"{error:.1%}"])
     titles = ("setting", "predicted, MiB", "measured, MiB", "error")
-    dates = sorted({one["date"] for one in rows})
-    return f"{markdown(titles, cells)}\n\nThe worst error: {worst_of}. Measured on {' and '.join(dates)}."
+
+    summary = summarise(rows)
+    worst_errors = []
+    for way, key in (("one process", "worst_error"), ("FSDP2", "worst_error_fsdp2")):
+        if summary[key] is not None:
+            worst_errors.append(f"{summary[key]:.1%} with {way}")
+    dates = sorted({row["date"] for row in rows})
+    return (
+        f"{markdown(titles, cells)}\n\nThe worst error: {', '.join(worst_errors)}. "
+        f"Measured on {' and '.join(dates)}."
+    )
 
 
 def main() -> None:
@@ -233,22 +269,24 @@ def main() -> None:
     parser.add_argument(
         "--record", action="store_true", help="append the settings to records/plan.jsonl.gz"
     )
+    # A process of this script that predicts or runs one setting.
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--real", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        job = job_of(options.one)
-        print((measured if options.real else predicted)(job), flush=True)
+        job = build_job(options.one)
+        peak = measure_peak(job) if options.real else predict_peak(job)
+        print(peak, flush=True)
         os._exit(0)  # without the teardown of a process group that another process may have left
     rows = []
     for name in SETTINGS:
         if options.only in name:
-            rows.append(compare(name))
+            row = compare(name)
+            rows.append(row)
             if options.record:
-                Records(RECORDS / "plan.jsonl.gz").add(rows[-1])
-    figures = summary(rows)
+                Records(RECORDS / "plan.jsonl.gz").add(row)
     if options.json:
-        print(json.dumps(figures))
+        print(json.dumps(summarise(rows)))
 
 
 if __name__ == "__main__":

@@ -35,11 +35,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 TESTS = Path(__file__).parents[2] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "src")]
@@ -48,9 +48,9 @@ from agentic_prompting import LLMEnvironment, MultiTurnGRPOConfig, MultiTurnGRPO
 from agentic_prompting.llm import run  # noqa: E402
 from agentic_prompting.programs import Program  # noqa: E402
 from agentic_prompting.rewards import exact_match_reward  # noqa: E402
-from agentic_prompting.rollout import Limits, Rollout, Sample  # noqa: E402
+from agentic_prompting.rollout import Limits, Rollout, Sample, SampleRequest  # noqa: E402
 from agentic_prompting.sandbox import Oracle  # noqa: E402
-from agentic_prompting.sandbox.setup import prepare_sandbox  # noqa: E402
+from agentic_prompting.sandbox.setup import SandboxRun, prepare_sandbox  # noqa: E402
 from benchmarks.lab import DEMO, log, model_folder, quiet, settings, train  # noqa: E402
 from benchmarks.learning.agent_programs import asks, native_seeds  # noqa: E402
 from benchmarks.speed import program_model  # noqa: E402
@@ -58,6 +58,9 @@ from benchmarks.speed.step_times import StepTimes  # noqa: E402
 from support.crafted_rollouts import launched, split_errors  # noqa: E402
 from support.policies import make_tiny_policy  # noqa: E402
 from support.programs import ADD, byte_format, called, play_program  # noqa: E402
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 PEERS = "benchmarks.speed.program_peers"
 SEED = 42  # the sandbox's own, for which a warm start is in the package
@@ -69,100 +72,114 @@ WIDE = Limits(max_turns=5, max_turn_tokens=400, max_tokens=400_000, max_context=
 
 def measure_split(folder: Path, is_quick: bool) -> dict[str, Any]:
     policy = make_tiny_policy(folder / "tiny")
-    losses, parts = (
-        (("grpo", "dapo"), (4,)) if is_quick else (("grpo", "dapo", "dr_grpo", "cispo"), (1, 4))
-    )
-    found = {}
-    for number, (loss, beta, part) in enumerate(product(losses, (0.0, 0.05), parts)):
-        errors = split_errors(policy, folder / f"split-{number}", loss, part, beta)
-        found[f"{loss}, beta {beta}, {part} parts"] = max(errors["whole"], errors["split"])
-    for backend, loss in product(
-        ("ddp",) if is_quick else ("ddp", "zero3", "fsdp2"), ("grpo",) if is_quick else losses
-    ):
-        place = folder / f"{backend}-{loss}"
-        place.mkdir()
-        found[f"{loss}, two processes, {backend}"] = launched(policy, place, loss, backend)[0]
-    return {"split_error": max(found.values()), "split_errors": found}
+    losses: tuple[str, ...] = ("grpo", "dapo", "dr_grpo", "cispo")
+    part_counts: tuple[int, ...] = (1, 4)
+    launched_losses = losses
+    backends: tuple[str, ...] = ("ddp", "zero3", "fsdp2")
+    if is_quick:
+        losses = ("grpo", "dapo")
+        part_counts = (4,)
+        launched_losses = ("grpo",)
+        backends = ("ddp",)
+
+    # One process.
+    split_errors_of: dict[str, float] = {}
+    cases = product(losses, (0.0, 0.05), part_counts)
+    for number, (loss, beta, part_count) in enumerate(cases):
+        errors = split_errors(policy, folder / f"split-{number}", loss, part_count, beta)
+        case = f"{loss}, beta {beta}, {part_count} parts"
+        split_errors_of[case] = max(errors["whole"], errors["split"])
+
+    # Two processes.
+    for backend, loss in product(backends, launched_losses):
+        run_folder = folder / f"{backend}-{loss}"
+        run_folder.mkdir()
+        error, *_ = launched(policy, run_folder, loss, backend)
+        split_errors_of[f"{loss}, two processes, {backend}"] = error
+    return {"split_error": max(split_errors_of.values()), "split_errors": split_errors_of}
 
 
 # --- the same training, by the native loop and by a program -----------------------------------------------------------
 
 
-def trained(
-    folder: Path, sandbox: Any, environment: Any, steps: int
-) -> tuple[StepTimes, dict[Any, Any]]:
-    """Train for some steps: the seconds of those after the first, and each rollout's tokens by step and seed."""
-    seen: dict[Any, Any] = {}
+# The prompt, the response and its mask, by step and by the rollout's seed.
+TokensOfRollouts = dict[tuple[int, int], tuple[list[int], list[int], list[int]]]
 
-    def reward(rollout: Any, **columns: Any) -> list[float | None]:
-        seen.update(
-            {
-                (len(clock.wall), episode.seed): (episode.prompt_ids, episode.ids, episode.mask)
-                for episode in rollout
-            }
-        )
+
+def train_steps(
+    folder: Path, sandbox: SandboxRun, environment: Any, steps: int
+) -> tuple[StepTimes, TokensOfRollouts]:
+    """Train for some steps: the seconds of those after the first, and each rollout's tokens."""
+    step_times = StepTimes()
+    tokens: TokensOfRollouts = {}
+
+    def reward(rollout: list[Rollout], **columns: Any) -> list[float | None]:
+        for episode in rollout:
+            step = len(step_times.wall)
+            tokens[step, episode.seed] = (episode.prompt_ids, episode.ids, episode.mask)
         return exact_match_reward(rollout=rollout, **columns)
 
-    clock = StepTimes()
-    args = MultiTurnGRPOConfig(
-        **settings(
-            DEMO,
-            output_dir=str(folder),
-            seed=SEED,
-            max_steps=steps + 1,
-            per_device_train_batch_size=64,
-        )
+    options = settings(
+        DEMO,
+        output_dir=str(folder),
+        seed=SEED,
+        max_steps=steps + 1,
+        per_device_train_batch_size=64,
     )
     train(
         MultiTurnGRPOTrainer,
-        args,
+        MultiTurnGRPOConfig(**options),
         sandbox,
         environment,
-        lambda trainer: trainer.add_callback(clock),
+        lambda trainer: trainer.add_callback(step_times),
         reward_funcs=reward,
     )
-    return clock.after_first(), seen
+    return step_times.after_first(), tokens
 
 
 def measure_training(folder: Path, is_quick: bool) -> dict[str, Any]:
     quiet()
+    rounds = 1 if is_quick else 3
+    steps = 2 if is_quick else 4
     sandbox = prepare_sandbox(folder, SEED)
     oracle = Oracle(seed=SEED)
-    makes: dict[str, Callable[[], Any]] = {
+    factories: dict[str, Callable[[], Any]] = {
         "native": lambda: LLMEnvironment(oracle),
         "program": lambda: Program(asks, llms={"oracle": oracle}),
         "workers": lambda: Program(asks, llms={"oracle": oracle}, workers=1),
     }
-    times: dict[str, list[StepTimes]] = {name: [] for name in makes}
-    seen: dict[str, dict[Any, Any]] = {}
-    for turn, (name, make) in product(range(1 if is_quick else 3), makes.items()):
-        environment = make()
+
+    # Train by each, in turns. The tokens are those of the last round.
+    times: dict[str, list[StepTimes]] = {name: [] for name in factories}
+    tokens: dict[str, TokensOfRollouts] = {}
+    for number, (name, make_environment) in product(range(rounds), factories.items()):
+        environment = make_environment()
         with native_seeds():
-            clock, seen[name] = trained(
-                folder / f"{name}-{turn}", sandbox, environment, 2 if is_quick else 4
-            )
-        times[name].append(clock)
+            run_folder = folder / f"{name}-{number}"
+            step_times, tokens[name] = train_steps(run_folder, sandbox, environment, steps)
+        times[name].append(step_times)
         if isinstance(environment, Program):
             environment.close()
-    middle = {
-        (name, kind): statistics.median(value for clock in clocks for value in getattr(clock, kind))
-        for name, clocks in times.items()
-        for kind in ("wall", "cpu")
-    }
 
-    def ratio(name: str, kind: str) -> float:
-        return round(middle[name, kind] / middle["native", kind], 3)
+    # The medians over the steps of all rounds.
+    wall: dict[str, float] = {}
+    cpu: dict[str, float] = {}
+    for name, runs in times.items():
+        wall[name] = statistics.median(chain.from_iterable(run.wall for run in runs))
+        cpu[name] = statistics.median(chain.from_iterable(run.cpu for run in runs))
 
-    native = seen.pop("native")
-    same = [seen[name].get(place) == tokens for name in seen for place, tokens in native.items()]
+    native_tokens = tokens.pop("native")
+    same: list[bool] = []
+    for program_tokens in tokens.values():
+        same += [program_tokens.get(key) == ids for key, ids in native_tokens.items()]
     return {
         "same_rollouts": sum(same) / len(same),
-        "rollouts": len(native),
-        "wall_ratio": ratio("program", "wall"),
-        "cpu_ratio": ratio("program", "cpu"),
-        "workers_wall_ratio": ratio("workers", "wall"),
-        "workers_cpu_ratio": ratio("workers", "cpu"),
-        "step_s": {name: round(middle[name, "wall"], 3) for name in times},
+        "rollouts": len(native_tokens),
+        "wall_ratio": round(wall["program"] / wall["native"], 3),
+        "cpu_ratio": round(cpu["program"] / cpu["native"], 3),
+        "workers_wall_ratio": round(wall["workers"] / wall["native"], 3),
+        "workers_cpu_ratio": round(cpu["workers"] / cpu["native"], 3),
+        "step_s": {name: round(seconds, 3) for name, seconds in wall.items()},
     }
 
 
@@ -173,26 +190,21 @@ def cost_of_calls(calls: int, turns: int, characters: int) -> float:
     """Seconds of this process for a call at the gateway, with a policy that costs nothing."""
     form = byte_format()
     ids = [*form.tokenizer("the town has 20 people .")["input_ids"], form.tokenizer.eos_token_id]
-    cost: list[float] = []
+    seconds_per_call = 0.0
 
-    async def policy(request: Any) -> Sample:
+    async def policy(request: SampleRequest) -> Sample:
         return Sample(ids, [-0.5] * len(ids))
 
-    def agent(row: Any, base_url: str, api_key: str) -> str:
-        for asked in (turns, calls):  # the first conversations find out how the template writes
+    def agent(row: Mapping[str, Any], base_url: str, api_key: str) -> str:
+        nonlocal seconds_per_call
+        client = [sys.executable, "-m", PEERS, "client", base_url]
+        # The first conversations find out how the template writes; the second run counts.
+        for call_count in (turns, calls):
+            command = [*client, str(call_count), str(turns), str(characters)]
             before = time.process_time()
-            command = [
-                sys.executable,
-                "-m",
-                PEERS,
-                "client",
-                base_url,
-                *map(str, (asked, turns, characters)),
-            ]
-            made = json.loads(
-                subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            )
-            cost[:] = [(time.process_time() - before) / made["calls"]]
+            finished = subprocess.run(command, capture_output=True, text=True, check=True)
+            made_calls = json.loads(finished.stdout)["calls"]
+            seconds_per_call = (time.process_time() - before) / made_calls
         return "done"
 
     program = Program(agent, max_calls=10**7, max_sequences=10**7)
@@ -200,22 +212,30 @@ def cost_of_calls(calls: int, turns: int, characters: int) -> float:
     run(program.play_episode(rollout, policy, form, WIDE))
     program.close()
     assert rollout.status == "answered", rollout.error
-    return cost[0]
+    return seconds_per_call
+
+
+def cost_of_conversation(turns: int, characters: int) -> float:
+    """Seconds of this process for all calls of a conversation with so many turns."""
+    return turns * cost_of_calls(16 * turns, turns, characters)
 
 
 def measure_gateway(folder: Path, is_quick: bool) -> dict[str, Any]:
     calls = 1600 if is_quick else 4800
     costs = [cost_of_calls(calls, turns, 400) for turns in (1, 5)]
-    # As many first calls in both: they cancel.
-    ten, forty = (
-        {size: n * cost_of_calls(16 * n, n, size) for size in (80_000, 800)} for n in (10, 40)
-    )
-    long, short = ((forty[size] - ten[size]) / 30 for size in ten)
+
+    # Conversations of 10 and of 40 turns have as many first calls: in the difference they cancel.
+    ten_turns_long = cost_of_conversation(10, 80_000)
+    ten_turns_short = cost_of_conversation(10, 800)
+    forty_turns_long = cost_of_conversation(40, 80_000)
+    forty_turns_short = cost_of_conversation(40, 800)
+    long_call = (forty_turns_long - ten_turns_long) / 30
+    short_call = (forty_turns_short - ten_turns_short) / 30
     return {
         "calls_per_second": round(1 / max(costs)),
-        "first_ms": round(1e3 * (ten[80_000] - 9 * long), 3),
-        "long_ms": round(1e3 * long, 3),
-        "short_ms": round(1e3 * short, 3),
+        "first_ms": round(1e3 * (ten_turns_long - 9 * long_call), 3),
+        "long_ms": round(1e3 * long_call, 3),
+        "short_ms": round(1e3 * short_call, 3),
     }
 
 
@@ -231,34 +251,39 @@ def serving(delay: float) -> Iterator[str]:
         process.stdin.close()
 
 
-async def asked(chat: Any, calls: int) -> None:
-    replies = await asyncio.gather(
-        *(chat([{"role": "user", "content": f"number {i} ?"}]) for i in range(calls))
-    )
-    assert all(reply.error is None for reply in replies), next(
-        reply.error for reply in replies if reply.error
-    )
+async def call_at_once(chat: OpenAIChat, calls: int) -> None:
+    """Make so many calls at once, none of which may fail."""
+    messages = [[{"role": "user", "content": f"number {number} ?"}] for number in range(calls)]
+    replies = await asyncio.gather(*map(chat, messages))
+    errors = [reply.error for reply in replies if reply.error is not None]
+    assert not errors, errors[0]
 
 
 def measure_chat(folder: Path, is_quick: bool) -> dict[str, Any]:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if hard > 0 else 8192, hard))
+    soft = min(hard, 8192) if hard > 0 else 8192
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    # Processor time of a call.
+    calls = 500 if is_quick else 2000
     with serving(0.0) as url, OpenAIChat("m", url, api_key="k", price=(1, 1)) as chat:
-        run(asked(chat, 100))
-        calls = 500 if is_quick else 2000
+        run(call_at_once(chat, 100))
         before = time.process_time()
-        run(asked(chat, calls))
-        found: dict[str, Any] = {"chat_ms": round(1e3 * (time.process_time() - before) / calls, 3)}
-    if not is_quick:
-        seconds = 5.0
-        with (
-            serving(seconds) as url,
-            OpenAIChat("m", url, api_key="k", price=(1, 1), max_concurrency=1024) as chat,
-        ):
-            before = time.perf_counter()
-            run(asked(chat, 1024))
-            found["in_flight_ratio"] = round((time.perf_counter() - before) / seconds, 3)
-    return found
+        run(call_at_once(chat, calls))
+        figures = {"chat_ms": round(1e3 * (time.process_time() - before) / calls, 3)}
+    if is_quick:
+        return figures
+
+    # Wall time of many slow calls.
+    delay = 5.0
+    with (
+        serving(delay) as url,
+        OpenAIChat("m", url, api_key="k", price=(1, 1), max_concurrency=1024) as chat,
+    ):
+        before = time.perf_counter()
+        run(call_at_once(chat, 1024))
+        figures["in_flight_ratio"] = round((time.perf_counter() - before) / delay, 3)
+    return figures
 
 
 # --- forks ------------------------------------------------------------------------------------------------------------
@@ -267,84 +292,75 @@ def measure_chat(folder: Path, is_quick: bool) -> dict[str, Any]:
 def measure_fork(folder: Path, is_quick: bool) -> dict[str, Any]:
     turns = 8
     form = byte_format()
-    sent = list[Any]()
+    histories: list[list[dict[str, Any]]] = []
 
-    async def agent(row: Any, base_url: str, api_key: str) -> str:
+    async def agent(row: Mapping[str, Any], base_url: str, api_key: str) -> str:
         """Keeps its history as frameworks do: arguments are parsed and written again, thoughts are dropped."""
         from openai import AsyncOpenAI
 
         messages: list[Any] = [{"role": "user", "content": "add"}]
         async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
             for _ in range(turns):
-                sent.append([dict(message) for message in messages])
+                histories.append([dict(message) for message in messages])
                 completion = await client.chat.completions.create(
-                    model="agent", messages=messages, tools=[ADD]
-                )  # type: ignore[list-item]
-                said = completion.choices[0].message
-                functions = [
-                    (call.id, call.function)
-                    for call in said.tool_calls or ()
-                    if call.type == "function"
-                ]
-                written = [
-                    {
-                        "id": id,
-                        "type": "function",
-                        "function": {
-                            "name": one.name,
-                            "arguments": json.dumps(json.loads(one.arguments)),
-                        },
-                    }
-                    for id, one in functions
-                ]
+                    model="agent",
+                    messages=messages,
+                    tools=[ADD],  # type: ignore[list-item]
+                )
+                message = completion.choices[0].message
+                calls = [call for call in message.tool_calls or () if call.type == "function"]
                 messages.append(
                     {
                         "role": "assistant",
-                        "content": (said.content or "").strip(),
-                        "tool_calls": written,
+                        "content": (message.content or "").strip(),
+                        "tool_calls": [_write_again(call) for call in calls],
                     }
                 )
-                messages += [
-                    {"role": "tool", "tool_call_id": id, "content": "2"} for id, _ in functions
-                ]
+                for call in calls:
+                    messages.append({"role": "tool", "tool_call_id": call.id, "content": "2"})
         return "done"
 
+    # Each turn has a thought, spaces and a form of the arguments that are lost when it is written again.
     turn = "<think>\nhm \n</think>\n\n I add.\n\n" + called("add", '{"a":1,  "b":[1,2]}') + "  "
+    turn_ids = [*form.tokenizer(turn)["input_ids"], form.tokenizer.eos_token_id]
     rollout, policy = play_program(agent, lambda text, request: turn, limits=WIDE)
     assert rollout.status == "answered" and len(policy.requests) == turns, rollout.error
-    written = len(form.tokenizer(turn)["input_ids"]) + 1
     lengths = [len(sequence.prompt_ids) + len(sequence.ids) for sequence in rollout.sequences]
-    by_prefix = list[int]()
-    before = list[int]()
-    ends = [*form.tokenizer(turn)["input_ids"], form.tokenizer.eos_token_id]
-    for messages in sent:
-        history = [_with_objects(message) for message in messages]
+    uninterrupted = max(len(request.context) for request in policy.requests) + len(turn_ids)
+
+    # The sequences that the usual rule makes of the same calls.
+    prefix_rule_lengths: list[int] = []
+    sequence_ids: list[int] = []
+    for messages in histories:
         ids = form.tokenizer.apply_chat_template(
-            history, tools=[ADD], add_generation_prompt=True, return_dict=False
+            [_with_objects(message) for message in messages],
+            tools=[ADD],
+            add_generation_prompt=True,
+            return_dict=False,
         )
-        if by_prefix and ids[: len(before)] == before:
-            by_prefix.pop()
-        before = [*ids, *ends]
-        by_prefix.append(len(before))
-    whole = max(len(request.context) for request in policy.requests) + written
+        if prefix_rule_lengths and ids[: len(sequence_ids)] == sequence_ids:
+            prefix_rule_lengths.pop()
+        sequence_ids = [*ids, *turn_ids]
+        prefix_rule_lengths.append(len(sequence_ids))
     return {
-        "fork_ratio": sum(lengths) / whole,
-        "prefix_rule_ratio": round(sum(by_prefix) / whole, 2),
+        "fork_ratio": sum(lengths) / uninterrupted,
+        "prefix_rule_ratio": round(sum(prefix_rule_lengths) / uninterrupted, 2),
     }
 
 
-def _with_objects(message: Any) -> Any:
+def _write_again(call: ChatCompletionMessageFunctionToolCall) -> dict[str, Any]:
+    """A call of a tool as frameworks send it back: its arguments are parsed and written again."""
+    arguments = json.dumps(json.loads(call.function.arguments))
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
     """A message as templates take it: arguments are objects."""
-    calls = [
-        {
-            **call,
-            "function": {
-                **call["function"],
-                "arguments": json.loads(call["function"]["arguments"]),
-            },
-        }
-        for call in message.get("tool_calls", ())
-    ]
+    calls = []
+    for call in message.get("tool_calls", ()):
+        arguments = json.loads(call["function"]["arguments"])
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
     return {**message, "tool_calls": calls} if calls else message
 
 
@@ -370,26 +386,23 @@ def main() -> None:
         "--model", help="measure the training of a real model instead: smollm2, a folder, a name"
     )
     arguments = parser.parse_args()
-    found: dict[str, Any] = {}
-    names = arguments.only or list(PARTS)
+    figures: dict[str, Any] = {}
     if arguments.model:
-        names = []
         quiet()
+        model = model_folder(arguments.model)
         with tempfile.TemporaryDirectory() as folder:
-            found = program_model.measure_model(
-                model_folder(arguments.model), Path(folder), arguments.quick
-            )
-    for name in names:
-        started = time.perf_counter()
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            part = PARTS[name](Path(folder), arguments.quick)
-        found |= part
-        log(f"{name}, {time.perf_counter() - started:.0f} s: {part}")
-    print(
-        json.dumps(found)
-        if arguments.json
-        else "\n".join(f"{name}: {value}" for name, value in found.items())
-    )
+            figures = program_model.measure_model(model, Path(folder), arguments.quick)
+    else:
+        for name in arguments.only or PARTS:
+            started = time.perf_counter()
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+                part = PARTS[name](Path(folder), arguments.quick)
+            figures |= part
+            log(f"{name}, {time.perf_counter() - started:.0f} s: {part}")
+    if arguments.json:
+        print(json.dumps(figures))
+    else:
+        print("\n".join(f"{name}: {value}" for name, value in figures.items()))
 
 
 if __name__ == "__main__":

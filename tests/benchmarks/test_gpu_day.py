@@ -15,7 +15,7 @@ ENGINE = "engine, 0.6B"
 
 def test_a_killed_part_is_recorded_and_the_next_one_runs(tmp_path):
     records = Records(tmp_path / "gpu_day.jsonl.gz")
-    gpu_day.day([STEP, ENGINE], records, miniature=True, limits={STEP: 0.5})
+    gpu_day.measure_parts([STEP, ENGINE], records, miniature=True, limits={STEP: 0.5})
     killed, done = records.read()
     assert killed["status"] == "killed after 0.5 s" and killed["figures"] == {}
     assert done["status"] == "done" and done["figures"]["mixed"]["engine_tokens_per_s"] > 0
@@ -28,7 +28,7 @@ def test_a_killed_part_is_recorded_and_the_next_one_runs(tmp_path):
 @pytest.mark.parametrize("name", gpu_day.PARTS)
 def test_every_part_runs(name, tmp_path):
     records = Records(tmp_path / "gpu_day.jsonl.gz")
-    gpu_day.day([name], records, miniature=True)
+    gpu_day.measure_parts([name], records, miniature=True)
     (record,) = records.read()
     assert record["status"].startswith(("done", "left out")), record
     figures = record.get("figures", {})
@@ -46,8 +46,8 @@ def test_the_day_is_forty_minutes():
 
 
 def test_what_is_not_there_is_left_out(monkeypatch):
-    monkeypatch.setattr(gpu_day, "there", lambda need: need != "two GPUs")
-    record = gpu_day.measured("step, 0.6B, LoRA, vLLM server by NCCL", True, 60)
+    monkeypatch.setattr(gpu_day, "has", lambda need: need != "two GPUs")
+    record = gpu_day.measure_part("step, 0.6B, LoRA, vLLM server by NCCL", True, 60)
     assert record == {
         "part": "step, 0.6B, LoRA, vLLM server by NCCL",
         "status": "left out: needs two GPUs",
@@ -60,9 +60,9 @@ def test_a_failed_part_keeps_what_it_had_found(monkeypatch, tmp_path):
         "print('{\"one\": 1}', flush=True); print('{\"one\": 1, \"two\": 0.5}'); raise SystemExit('burnt')"
     )
     monkeypatch.setattr(gpu_day, "COMMAND", (sys.executable, str(script)))
-    record = gpu_day.measured(STEP, True, 60)
+    record = gpu_day.measure_part(STEP, True, 60)
     assert record["status"] == "failed with status 1" and record["error"] == "burnt"
-    assert gpu_day.shown(record) == "one 1, two 0.5"
+    assert gpu_day.figures_text(record) == "one 1, two 0.5"
 
 
 def test_pages_are_made_of_records(monkeypatch):

@@ -60,8 +60,9 @@ def benchmark():
 @pytest.mark.parametrize("name", ["small, checkpointing", "small, LoRA", "mixture of experts"])
 def test_the_peak_is_that_of_real_steps(name):
     script = benchmark()
-    job = script.job_of(name)
-    assert script.predicted(job) == pytest.approx(script.measured(job), rel=0.01)
+    job = script.build_job(name)
+    predicted = script.predict_peak(job)
+    assert predicted == pytest.approx(script.measure_peak(job), rel=0.01)
 
 
 def test_every_family_is_planned():

@@ -32,21 +32,28 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab import RECORDS, Records, markdown
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from trl import GRPOTrainer
+
+    from agentic_prompting.planning.measured_step import TrainingJob
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "src")]
 CONTEXTS = 2048, 4096, 8192, 16384, 32768
 OBSERVED = 0.7
 MIB = 2**20
-# seconds of a step
+# Contexts whose steps are timed, and the seconds that one may take.
 TIMED = (2048, 8192, 16384, 32768)
 PATIENCE = 120.0
+# Turns of the engine's conversation.
 TURNS = 20
 
 
-def live(context: int, scored: float) -> float:
+def measure_live(context: int, scored: float) -> float:
     """MiB of a step beside weights and optimizer, at its peak."""
     from transformers import Qwen3Config
 
@@ -64,30 +71,30 @@ def live(context: int, scored: float) -> float:
         tie_word_embeddings=True,
     )
     args = {"bf16": True, "gradient_checkpointing": True, "beta": 0.0}
-    of = measure_training(TrainingJob(args, shape, "bfloat16", 1, context, scored=scored)).moments[
-        PASSES
-    ]
-    return sum(size for part, size in of.items() if part not in ("weights", "optimizer")) / MIB
+    job = TrainingJob(args, shape, "bfloat16", 1, context, scored=scored)
+    parts = measure_training(job).moments[PASSES]
+    live = sum(size for part, size in parts.items() if part not in ("weights", "optimizer"))
+    return live / MIB
 
 
-def compared(contexts: tuple[int, ...] = CONTEXTS) -> dict[str, Any]:
+def compare_memory(contexts: Sequence[int] = CONTEXTS) -> dict[str, Any]:
     """Every context, ours and TRL's."""
     rows: dict[int, dict[str, float]] = {}
     for context in contexts:
-        rows[context] = {
-            "ours": round(live(context, 1 - OBSERVED), 1),
-            "trl": round(live(context, 1.0), 1),
+        row = {
+            "ours": round(measure_live(context, 1 - OBSERVED), 1),
+            "trl": round(measure_live(context, 1.0), 1),
         }
-        print(
-            f"{context} tokens: {rows[context]['ours']} MiB, TRL {rows[context]['trl']}", flush=True
-        )
-    return {"rows": rows, **ratios(rows)}
+        rows[context] = row
+        print(f"{context} tokens: {row['ours']} MiB, TRL {row['trl']}", flush=True)
+    return {"rows": rows, **compute_ratios(rows)}
 
 
-def ratios(rows: Mapping[Any, Mapping[str, float]]) -> dict[str, float]:
+def compute_ratios(rows: Mapping[Any, Mapping[str, float]]) -> dict[str, float]:
     """The growth of a token's memory with the context, and the largest share of TRL's memory."""
-    ours = {int(context): row["ours"] / int(context) for context, row in rows.items()}
-    growth = ours[max(ours)] / ours[8192 if 8192 in ours else min(ours)]
+    per_token = {int(context): row["ours"] / int(context) for context, row in rows.items()}
+    base = 8192 if 8192 in per_token else min(per_token)
+    growth = per_token[max(per_token)] / per_token[base]
     over = max(row["ours"] / row["trl"] for row in rows.values())
     return {"memory_growth": round(growth, 3), "over_trl": round(over, 3)}
 
@@ -95,7 +102,7 @@ def ratios(rows: Mapping[Any, Mapping[str, float]]) -> dict[str, float]:
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
-def small(context: int) -> Any:
+def small_job(context: int) -> TrainingJob:
     """A step of two micro-batches of one rollout, with all weights trained."""
     from transformers import Qwen3Config
 
@@ -121,19 +128,19 @@ def small(context: int) -> Any:
     return TrainingJob(args, shape, rows=1, context=context, scored=1 - OBSERVED, gpu=False)
 
 
-def initialised(model: Any) -> Any:
-    """With values: a model that is made without its weights has what the memory held, which may be slow to compute."""
+def initialise(model: PreTrainedModel) -> None:
+    """Set values: a model that is made without its weights has what the memory held, which may be slow to compute."""
     import torch
 
     torch.manual_seed(0)
     for parameter in model.parameters():
-        torch.nn.init.ones_(parameter) if parameter.dim() == 1 else torch.nn.init.normal_(
-            parameter, std=0.02
-        )
-    return model
+        if parameter.dim() == 1:
+            torch.nn.init.ones_(parameter)
+        else:
+            torch.nn.init.normal_(parameter, std=0.02)
 
 
-def trainers(job: Any, folder: str) -> dict[str, Any]:
+def make_trainers(job: TrainingJob, folder: str) -> dict[str, GRPOTrainer]:
     """Ours, and TRL's own with the tokens of our rollouts."""
     from datasets import Dataset
     from trl import GRPOTrainer
@@ -150,16 +157,16 @@ def trainers(job: Any, folder: str) -> dict[str, Any]:
     tokenizer = world_tokenizer()
     ours = build_trainer(job, args, tokenizer)
     ours.memory = MemoryCounter()  # counts nothing: it is not entered
-    initialised(ours.model)
+    initialise(ours.model)
+
     rows: list[dict[str, Any]] = [{"prompt": "a"} for _ in range(2)]
-    tokens = (
-        FullLengthRollouts(job)
-        .next_batch(rows, None)
-        .to_trl(ours.eos_token_ids, with_logprobs=False)
-    )
+    batch = FullLengthRollouts(job).next_batch(rows, None)
+    tokens = batch.to_trl(ours.eos_token_ids, with_logprobs=False)
     del tokens["rollout"]
+    plain_model = build_model(job)
+    initialise(plain_model)
     plain = GRPOTrainer(
-        model=initialised(build_model(job)),
+        model=plain_model,
         args=args,
         processing_class=tokenizer,
         reward_funcs=lambda completions, **columns: [0.0] * len(completions),
@@ -169,45 +176,46 @@ def trainers(job: Any, folder: str) -> dict[str, Any]:
     return {"ours": ours, "trl": plain}
 
 
-def second_step(trainer: Any) -> float:
+def time_second_step(trainer: GRPOTrainer) -> float:
     """Seconds of a trainer's second step; the first one allocates."""
     from benchmarks.speed.training_step import StepTimes
 
     times = StepTimes()
     trainer.add_callback(times)
-    trainer.train()
+    # Without the logs of the steps.
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        trainer.train()
     return times.seconds[-1]
 
 
-def timed_steps(contexts: Sequence[int] = TIMED, own_branch: bool = False) -> dict[str, Any]:
+def time_steps(contexts: Sequence[int] = TIMED, own_branch: bool = False) -> dict[str, Any]:
     """Every context, ours and TRL's, the other one first each time."""
     from benchmarks.speed.training_step import skip_unlabelled
 
     rows: dict[int, dict[str, float]] = {}
-    left_out = []
+    left_out: list[int] = []
     skip_unlabelled(not own_branch)
     for number, context in enumerate(contexts):
-        before = contexts[number - 1]
-        if rows and max(rows[before].values()) * (context / before) ** 2 > PATIENCE:
-            left_out += contexts[number:]
-            break
+        # Leave out what would take too long, as attention grows with the square of the context.
+        if number > 0:
+            previous = contexts[number - 1]
+            expected = max(rows[previous].values()) * (context / previous) ** 2
+            if expected > PATIENCE:
+                left_out += contexts[number:]
+                break
+
+        row: dict[str, float] = {}
         with tempfile.TemporaryDirectory() as folder:
-            both = trainers(small(context), folder)
+            trainers = make_trainers(small_job(context), folder)
             for name in ("ours", "trl") if number % 2 else ("trl", "ours"):
-                with (
-                    redirect_stdout(io.StringIO()),
-                    redirect_stderr(io.StringIO()),
-                ):  # the logs of four steps
-                    seconds = second_step(both.pop(name))
-                rows.setdefault(context, {})[name] = round(seconds, 3)
-        print(
-            f"{context} tokens: {rows[context]['ours']} s, TRL {rows[context]['trl']}", flush=True
-        )
+                row[name] = round(time_second_step(trainers.pop(name)), 3)
+        rows[context] = row
+        print(f"{context} tokens: {row['ours']} s, TRL {row['trl']}", flush=True)
     over = max(row["ours"] / row["trl"] for row in rows.values())
     return {"steps": rows, "time_over_trl": round(over, 3), "left_out": left_out}
 
 
-def timed_turns(longest: int = CONTEXTS[-1]) -> dict[str, Any]:
+def time_turns(longest: int = CONTEXTS[-1]) -> dict[str, Any]:
     """A conversation in the engine that fills `longest` tokens in its turns."""
     import random
     from types import SimpleNamespace
@@ -216,27 +224,35 @@ def timed_turns(longest: int = CONTEXTS[-1]) -> dict[str, Any]:
     from agentic_prompting.planning.measured_step import build_model
     from agentic_prompting.rollout import SampleRequest, run_with_engine
 
-    model = initialised(build_model(small(longest))).eval()
+    model = build_model(small_job(longest))
+    initialise(model)
     rng = random.Random(0)
     tokenizer = SimpleNamespace(pad_token_id=0, bos_token_id=None)
-    engine = TransformersEngine(model, tokenizer, end_of_turn_ids=[10**9], on_callers_thread=True)
-    own = int(longest / TURNS * (1 - OBSERVED))
-    observed = longest // TURNS - own
+    engine = TransformersEngine(
+        model.eval(), tokenizer, end_of_turn_ids=[10**9], on_callers_thread=True
+    )
+
+    sampled_count = int(longest / TURNS * (1 - OBSERVED))
+    observed_count = longest // TURNS - sampled_count
     context: list[int] = []
-    seconds = []
-    new = 0
+    seconds_per_token = []
+    new_tokens = 0
     for turn in range(TURNS):
-        context += [rng.randrange(8192) for _ in range(observed)]
+        context += [rng.randrange(8192) for _ in range(observed_count)]
+        request = SampleRequest(context, sampled_count, turn, conversation=0)
         started = time.perf_counter()
-        sampled = run_with_engine(engine, engine(SampleRequest(context, own, turn, conversation=0)))
-        seconds.append((time.perf_counter() - started) / (own + observed))
-        context += sampled.ids
-        new += observed + (turn > 0)  # the last token of a turn is read with the next one
-    growth = statistics.mean(seconds[-3:]) / statistics.mean(seconds[1:4])
+        sample = run_with_engine(engine, engine(request))
+        seconds = time.perf_counter() - started
+        seconds_per_token.append(seconds / (sampled_count + observed_count))
+        context += sample.ids
+        new_tokens += observed_count
+        if turn > 0:
+            new_tokens += 1  # the last token of a turn is read with the next one
+    growth = statistics.mean(seconds_per_token[-3:]) / statistics.mean(seconds_per_token[1:4])
     return {
-        "turns": [round(one, 6) for one in seconds],
+        "turns": [round(seconds, 6) for seconds in seconds_per_token],
         "turn_growth": round(growth, 3),
-        "read_again": engine.stats["read"] - new,
+        "read_again": engine.stats["read"] - new_tokens,
     }
 
 
@@ -246,42 +262,37 @@ def timed_turns(longest: int = CONTEXTS[-1]) -> dict[str, Any]:
 def memory(records: Sequence[Mapping[str, Any]]) -> str:
     """The latest figures of memory."""
     run = [record for record in records if "rows" in record][-1]
-    found = ratios(run["rows"])
-    cells = [
-        [f"{int(name):,}", f"{row['ours']:,.0f}", f"{row['trl']:,.0f}"]
-        for name, row in run["rows"].items()
-    ]
+    ratios = compute_ratios(run["rows"])
+    cells = []
+    for context, row in run["rows"].items():
+        cells.append([f"{int(context):,}", f"{row['ours']:,.0f}", f"{row['trl']:,.0f}"])
     return (
         f"{markdown(('tokens', 'ours', 'plain TRL'), cells)}\n\nFor a token the longest context takes "
-        f"{found['memory_growth']:.2f} times what 8,192 tokens take; ours takes at most {found['over_trl']:.2f} times "
-        f"TRL's. Counted on {run['date']}."
+        f"{ratios['memory_growth']:.2f} times what 8,192 tokens take; ours takes at most "
+        f"{ratios['over_trl']:.2f} times TRL's. Counted on {run['date']}."
     )
 
 
 def times(records: Sequence[Mapping[str, Any]]) -> str:
     """The latest figures of time."""
     run = [record for record in records if "steps" in record][-1]
-    cells = [
-        [
-            f"{int(name):,}",
-            f"{row['ours']:.1f}",
-            f"{row['trl']:.1f}",
-            f"{row['ours'] / row['trl']:.2f}",
-        ]
-        for name, row in run["steps"].items()
-    ]
-    left_out = ", ".join(f"{one:,}" for one in run["left_out"])
-    return (
-        f"{markdown(('tokens', 'ours, seconds', 'plain TRL, seconds', 'ratio'), cells)}\n\n"
-        + (
-            f"Left out, as a step takes more than two minutes: {left_out} tokens. "
-            if left_out
-            else ""
+    cells = []
+    for context, row in run["steps"].items():
+        ratio = row["ours"] / row["trl"]
+        cells.append(
+            [f"{int(context):,}", f"{row['ours']:.1f}", f"{row['trl']:.1f}", f"{ratio:.2f}"]
         )
-        + f"In the engine's conversation {run['read_again']} tokens are read twice, and a new token of the last three "
-        f"turns takes {run['turn_growth']:.1f} times as long as one of turns 2 to 4. Measured on {run['date']}, "
-        f"{run['machine']}."
-    )
+    titles = ("tokens", "ours, seconds", "plain TRL, seconds", "ratio")
+    sentences = []
+    if run["left_out"]:
+        contexts = ", ".join(f"{context:,}" for context in run["left_out"])
+        sentences.append(f"Left out, as a step takes more than two minutes: {contexts} tokens.")
+    sentences += [
+        f"In the engine's conversation {run['read_again']} tokens are read twice, and a new token of the last three "
+        f"turns takes {run['turn_growth']:.1f} times as long as one of turns 2 to 4.",
+        f"Measured on {run['date']}, {run['machine']}.",
+    ]
+    return f"{markdown(titles, cells)}\n\n{' '.join(sentences)}"
 
 
 def main() -> None:
@@ -302,9 +313,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.time:
         contexts = options.contexts or TIMED
-        figures = timed_steps(contexts, options.own_branch) | timed_turns(max(contexts))
+        figures = time_steps(contexts, options.own_branch) | time_turns(max(contexts))
     else:
-        figures = compared(options.contexts or CONTEXTS)
+        figures = compare_memory(options.contexts or CONTEXTS)
     if options.record:
         Records(RECORDS / "long_contexts.jsonl.gz").add(figures)
     if options.json:

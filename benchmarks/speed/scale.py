@@ -11,9 +11,11 @@ Nothing here is measured on a GPU. The assumptions are the fields of `Assumption
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,8 @@ MODELS = [
 
 @dataclass(frozen=True)
 class Assumptions:
+    """What the arithmetic takes as given."""
+
     gpus: int = 8  # that train
     context: int = 8192  # tokens of prompt and response
     lora_rank: int = 32
@@ -75,35 +79,46 @@ class Assumptions:
     flops: float = 990e12  # bf16, dense
     decode_share: float = 0.5  # of the bandwidth that decoding reaches
     train_share: float = 0.35  # of the FLOPs that training reaches
-    kv_memory: float = (
-        60e9  # bytes of an 80 GB GPU that a server has left for keys and values of a 4B model
-    )
+    # Bytes of an 80 GB GPU that a server has left for keys and values of a 4B model.
+    kv_memory: float = 60e9
     servers: int = 8  # GPUs that sample
-    python_bytes: int = (
-        80  # of a token in a Rollout: id, mask and log-probability as Python objects in three lists
-    )
+    # Of a token in a Rollout: id, mask and log-probability as Python objects in three lists.
+    python_bytes: int = 80
 
 
-def formulas(model: Model, kind: str, a: Assumptions) -> tuple[float, float]:
-    """GiB per GPU while training with ZeRO-3 or FSDP2 and activation checkpointing, one sequence per backward pass; and
+@dataclass(frozen=True)
+class Memory:
+    """GiB per GPU at the two moments of a step that need most."""
+
+    training: float
+    sampling: float
+
+
+def memory_by_formula(model: Model, trained: str, assumed: Assumptions) -> Memory:
+    """The memory while training with ZeRO-3 or FSDP2 and activation checkpointing, one sequence per backward pass; and
     while sampling in place."""
     # One saved input per layer; one layer recomputed (attention and MLP, about 12 hidden + 4 intermediate); a tile of
     # logits of TRL's fused head (4096 x 32768, fp32) twice.
-    activations = (
-        a.context * 2 * (model.layers * model.hidden + 12 * model.hidden + 4 * model.intermediate)
-    )
+    saved_inputs = model.layers * model.hidden
+    recomputed_layer = 12 * model.hidden + 4 * model.intermediate
+    activations = assumed.context * 2 * (saved_inputs + recomputed_layer)
     activations += 2 * 4096 * 32768 * 4
-    trained = model.parameters if kind == "full" else model.lora_parameters(a.lora_rank)
+
     # bf16 weights; of what is trained bf16 gradients, fp32 master copy, two fp32 moments; a reference model for
     # beta > 0 (with LoRA it is the same model without its adapters).
-    states = (
-        2 * model.parameters + 14 * trained + (2 * model.parameters if kind == "full" else 0)
-    ) / a.gpus
-    held = 2 * model.parameters + a.context * model.kv_bytes * 8
-    return (states + activations) / GIB, (states + held) / GIB
+    weights = 2 * model.parameters
+    if trained == "full":
+        reference = weights
+        trained_parameters = model.parameters
+    else:
+        reference = 0.0
+        trained_parameters = model.lora_parameters(assumed.lora_rank)
+    states = (weights + 14 * trained_parameters + reference) / assumed.gpus
+    while_sampling = weights + assumed.context * model.kv_bytes * 8
+    return Memory(training=(states + activations) / GIB, sampling=(states + while_sampling) / GIB)
 
 
-def plans(a: Assumptions) -> Iterator[dict[str, Any]]:
+def plans(assumed: Assumptions) -> Iterator[dict[str, Any]]:
     """The plan of each model: GiB by moment and part, without a look for what fits better."""
     from peft import LoraConfig
     from transformers import Qwen3Config
@@ -116,8 +131,8 @@ def plans(a: Assumptions) -> Iterator[dict[str, Any]]:
         "beta": 0.001,
         "per_device_train_batch_size": 1,
         "gradient_accumulation_steps": 8,
-        "max_context": a.context,
-        "max_completion_length": a.context,
+        "max_context": assumed.context,
+        "max_completion_length": assumed.context,
     }
     zero3 = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}}
     for model in MODELS:
@@ -132,18 +147,18 @@ def plans(a: Assumptions) -> Iterator[dict[str, Any]]:
             max_position_embeddings=40_960,
             tie_word_embeddings=model.tied,
         )
-        for kind in ("full", "LoRA"):
-            peft = LoraConfig(r=a.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM")
-            adapters = None if kind == "full" else peft
-            made = plan(args, shape, gpus=a.gpus, accelerate=zero3, peft_config=adapters, seconds=0)
-            moments = {
-                name: {part: round(gib, 3) for part, gib in of.items()}
-                for name, of in made.moments.items()
-            }
+        lora = LoraConfig(r=assumed.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM")
+        for trained, adapters in (("full", None), ("LoRA", lora)):
+            planned = plan(
+                args, shape, gpus=assumed.gpus, accelerate=zero3, peft_config=adapters, seconds=0
+            )
+            moments = {}
+            for moment, parts in planned.moments.items():
+                moments[moment] = {part: round(gib, 3) for part, gib in parts.items()}
             yield {
                 "model": model.name,
-                "trained": kind,
-                "parameters": made.parameters,
+                "trained": trained,
+                "parameters": planned.parameters,
                 "moments": moments,
             }
 
@@ -152,24 +167,28 @@ def memory(records: Sequence[Mapping[str, Any]]) -> str:
     """The table of memory, from the latest plan of each model, with the formulas beside it."""
     latest = {(record["model"], record["trained"]): record["moments"] for record in records}
     rows = []
-    for model in MODELS:
-        for kind in ("full", "LoRA"):
-            if (moments := latest.get((model.name, kind))) is None:
-                continue
-            passes = moments["forward and backward passes"]
-            sampling = sum(moments["sampling"].values())
-            training = max(sum(of.values()) for name, of in moments.items() if name != "sampling")
-            states = sum(passes.get(part, 0.0) for part in STATES)
-            activations = passes["activations"]
-            by_hand = [f"{gib:.0f}" for gib in formulas(model, kind, Assumptions())]
-            found = [
-                states,
-                activations,
-                sum(passes.values()) - states - activations,
-                training,
-                sampling,
+    for model, trained in product(MODELS, ("full", "LoRA")):
+        moments = latest.get((model.name, trained))
+        if moments is None:
+            continue
+        passes = moments["forward and backward passes"]
+        states = sum(passes.get(part, 0.0) for part in STATES)
+        activations = passes["activations"]
+        gathered = sum(passes.values()) - states - activations
+        totals = {moment: sum(parts.values()) for moment, parts in moments.items()}
+        sampling = totals.pop("sampling")
+        training = max(totals.values())
+        planned = [states, activations, gathered, training, sampling]
+        by_formula = memory_by_formula(model, trained, Assumptions())
+        rows.append(
+            [
+                model.name,
+                trained,
+                *(f"{gib:.1f}" for gib in planned),
+                f"{by_formula.training:.0f}",
+                f"{by_formula.sampling:.0f}",
             ]
-            rows.append([model.name, kind, *(f"{gib:.1f}" for gib in found), *by_hand])
+        )
     titles = [
         "model",
         "trained",
@@ -178,38 +197,44 @@ def memory(records: Sequence[Mapping[str, Any]]) -> str:
         "gathered weights, buckets",
         "training",
         "sampling in place",
+        "training by formula",
+        "sampling by formula",
     ]
-    return markdown([*titles, "training by formula", "sampling by formula"], rows)
+    return markdown(titles, rows)
 
 
-def speed_rows(a: Assumptions) -> list[list[str]]:
+def speed_rows(assumed: Assumptions) -> list[list[str]]:
     """Sampling on `servers` GPUs with vLLM, as many rollouts at once as fit; training on `gpus`."""
     rows = []
     for model in MODELS:
-        held = model.kv_bytes * a.context / 2  # on average half of a rollout's context is filled
-        ways = max(
-            1, -(-int(2 * model.parameters) // int(40e9))
-        )  # GPUs that one copy of the model is spread over
-        room = (20e9 + a.kv_memory) * ways - 2 * model.parameters - 10e9
-        batch = min(a.rollouts * ways / a.servers, room / held)
-        seconds = (2 * model.parameters + batch * held) / (a.bandwidth * ways * a.decode_share)
-        tokens = batch / seconds * a.servers / ways
-        decoding = a.rollouts * a.agent_tokens / tokens
-        sampling = decoding + a.calls * a.call_seconds
+        # On average half of a rollout's context is filled.
+        kv_bytes = model.kv_bytes * assumed.context / 2
+        weights = 2 * model.parameters
+        # GPUs that one copy of the model is spread over: 40 GB of weights on each.
+        gpus_per_copy = max(1, math.ceil(int(weights) / int(40e9)))
+        kv_memory = (20e9 + assumed.kv_memory) * gpus_per_copy - weights - 10e9
+        batch = min(assumed.rollouts * gpus_per_copy / assumed.servers, kv_memory / kv_bytes)
+
+        # A decoding step reads the weights, and the keys and values of its batch.
+        bandwidth = assumed.bandwidth * gpus_per_copy * assumed.decode_share
+        step_seconds = (weights + batch * kv_bytes) / bandwidth
+        tokens_per_second = batch / step_seconds * assumed.servers / gpus_per_copy
+        decoding = assumed.rollouts * assumed.agent_tokens / tokens_per_second
+        sampling = decoding + assumed.calls * assumed.call_seconds
+
         # 6 FLOPs per parameter and token, 2 more for the recomputed forward pass, 2 for the reference model.
-        training = (
-            a.rollouts * a.context / 2 * 10 * model.parameters / (a.gpus * a.flops * a.train_share)
-        )
+        flops = assumed.rollouts * assumed.context / 2 * 10 * model.parameters
+        training = flops / (assumed.gpus * assumed.flops * assumed.train_share)
         # With a lead of 1 the two overlap, and two steps are in flight at once.
         ahead = max(decoding, training, (sampling + training) / 2)
         rows.append(
             [
                 model.name,
                 f"{batch:.0f}",
-                f"{tokens:,.0f}",
+                f"{tokens_per_second:,.0f}",
                 f"{sampling:.0f}",
                 f"{training:.0f}",
-                f"{a.rollouts * a.calls / sampling:.0f}",
+                f"{assumed.rollouts * assumed.calls / sampling:.0f}",
                 f"{1000 * (sampling + training) / 3600:.0f}",
                 f"{1000 * ahead / 3600:.0f}",
             ]
@@ -217,62 +242,63 @@ def speed_rows(a: Assumptions) -> list[list[str]]:
     return rows
 
 
-def dollars_per_call(a: Assumptions) -> float:
-    return (a.call_input * a.input_price + a.call_output * a.output_price) / 1e6
+def dollars_per_call(assumed: Assumptions) -> float:
+    input_cost = assumed.call_input * assumed.input_price
+    output_cost = assumed.call_output * assumed.output_price
+    return (input_cost + output_cost) / 1e6
 
 
-def crowd_rows(a: Assumptions) -> list[list[str]]:
+def crowd_rows(assumed: Assumptions) -> list[list[str]]:
     """The memory and load of many rollouts at once in each part, for a 4B policy."""
     model = MODELS[0]
     rows = []
     for crowd in (100, 1_000, 10_000):
-        kv = crowd * model.kv_bytes * a.context / 2
+        tokens = crowd * assumed.context / 2
+        kv_bytes = crowd * model.kv_bytes * assumed.context / 2
+        calls_per_second = crowd * assumed.calls / (assumed.calls * assumed.call_seconds)
         rows.append(
             [
                 f"{crowd:,}",
-                f"{kv / 1e9:,.0f} GB",
-                f"{kv / a.kv_memory:.1f}",
-                f"{crowd * a.calls / (a.calls * a.call_seconds):,.0f}",
-                f"{crowd * a.call_output / a.call_seconds:,.0f}",
-                f"{crowd * a.context / 2 * a.python_bytes / 1e9:,.1f} GB",
+                f"{kv_bytes / 1e9:,.0f} GB",
+                f"{kv_bytes / assumed.kv_memory:.1f}",
+                f"{calls_per_second:,.0f}",
+                f"{crowd * assumed.call_output / assumed.call_seconds:,.0f}",
+                f"{tokens * assumed.python_bytes / 1e9:,.1f} GB",
             ]
         )
     return rows
 
 
-def report(a: Assumptions = Assumptions()) -> str:
-    per_step = a.rollouts * a.calls
-    money = per_step * dollars_per_call(a)
-    return "\n\n".join(
-        [
-            markdown(
-                [
-                    "model",
-                    "rollouts at once per copy",
-                    "tokens/s, all copies",
-                    "sampling, s",
-                    "training, s",
-                    "calls/s",
-                    "1,000 steps, h",
-                    "the same with `async_lead: 1`, h",
-                ],
-                speed_rows(a),
-            ),
-            f"Calls: {per_step:,.0f} a step at ${1000 * dollars_per_call(a):.3f} per thousand: ${money:.2f} a step, "
-            f"${1000 * money:,.0f} per 1,000 steps.",
-            markdown(
-                [
-                    "rollouts at once",
-                    "keys and values",
-                    "80 GB GPUs for them",
-                    "calls/s",
-                    "large LLM, tokens/s",
-                    "this library, memory",
-                ],
-                crowd_rows(a),
-            ),
-        ]
+def report(assumed: Assumptions = Assumptions()) -> str:
+    """The tables of arithmetic."""
+    calls = assumed.rollouts * assumed.calls
+    price = dollars_per_call(assumed)
+    dollars = calls * price
+    speed_titles = [
+        "model",
+        "rollouts at once per copy",
+        "tokens/s, all copies",
+        "sampling, s",
+        "training, s",
+        "calls/s",
+        "1,000 steps, h",
+        "the same with `async_lead: 1`, h",
+    ]
+    crowd_titles = [
+        "rollouts at once",
+        "keys and values",
+        "80 GB GPUs for them",
+        "calls/s",
+        "large LLM, tokens/s",
+        "this library, memory",
+    ]
+    sentence = (
+        f"Calls: {calls:,.0f} a step at ${1000 * price:.3f} per thousand: ${dollars:.2f} a step, "
+        f"${1000 * dollars:,.0f} per 1,000 steps."
     )
+    speed_table = markdown(speed_titles, speed_rows(assumed))
+    crowd_table = markdown(crowd_titles, crowd_rows(assumed))
+    return f"{speed_table}\n\n{sentence}\n\n{crowd_table}"
 
 
 def main() -> None:
@@ -285,14 +311,15 @@ def main() -> None:
     )
     options = parser.parse_args()
     if not options.plan:
-        return print(report())
-    found = []
-    for plan in plans(Assumptions()):
-        found.append(plan)
-        print(f"{plan['model']}, {plan['trained']}: {plan['moments']}", flush=True)
+        print(report())
+        return
+    records = []
+    for record in plans(Assumptions()):
+        records.append(record)
+        print(f"{record['model']}, {record['trained']}: {record['moments']}", flush=True)
         if options.record:
-            Records(RECORDS / "scale.jsonl.gz").add(plan)
-    print(memory(found))
+            Records(RECORDS / "scale.jsonl.gz").add(record)
+    print(memory(records))
 
 
 if __name__ == "__main__":

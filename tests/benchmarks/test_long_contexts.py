@@ -17,17 +17,17 @@ def script(monkeypatch):
 
 @long
 def test_memory_grows_with_the_tokens_and_stays_below_trls(script):
-    figures = script.compared((8192, 16384))
+    figures = script.compare_memory((8192, 16384))
     assert figures["memory_growth"] <= 1.1 and figures["over_trl"] <= 1.0
 
 
 def test_steps_and_turns_are_timed(script, monkeypatch):
     """Ours and TRL's train on the same tokens; what would take too long is left out; no turn reads anything again."""
     monkeypatch.setattr(script, "PATIENCE", 1e-9)
-    measured = script.timed_steps((128, 256))
+    measured = script.time_steps((128, 256))
     assert measured["left_out"] == [256] and measured["steps"][128].keys() == {"ours", "trl"}
     assert measured["time_over_trl"] > 0
-    measured = script.timed_turns(200)
+    measured = script.time_turns(200)
     assert len(measured["turns"]) == script.TURNS and measured["read_again"] == 0
 
 

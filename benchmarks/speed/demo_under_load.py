@@ -29,6 +29,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+# OpenMP's variables with which a waiting thread sleeps.
+PASSIVE = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
 CONFIG = Path(__file__).parents[2] / "examples" / "configs" / "sandbox.yaml"
 LIMIT = 2.0  # worst step / median step, beside one busy core
 
@@ -57,7 +59,7 @@ def train_here(folder: Path, steps: int, base_url: str | None) -> dict[str, Any]
         trainer.train()
         log = trainer.state.log_history
         return {
-            "steps": [e["step_time"] for e in log if "step_time" in e],
+            "steps": [entry["step_time"] for entry in log if "step_time" in entry],
             "total_s": time.perf_counter() - started,
         }
 
@@ -98,43 +100,35 @@ def oracle(own_process: bool) -> Iterator[str | None]:
         process.wait()
 
 
-def child(arguments: list[str], threads: int, passive: bool) -> dict[str, Any]:
+def run_child(arguments: list[str], threads: int, passive: bool) -> dict[str, Any]:
     """The last line that this script prints in a fresh process with these compute threads."""
-    variables = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    for name, value in {
-        "OMP_WAIT_POLICY": "passive",
-        "KMP_BLOCKTIME": "0",
-        "GOMP_SPINCOUNT": "0",
-    }.items():
-        variables.pop(name, None)
-        if passive:
-            variables[name] = value
-    done = subprocess.run(
+    variables = {name: value for name, value in os.environ.items() if name not in PASSIVE}
+    variables["OMP_NUM_THREADS"] = str(threads)
+    if passive:
+        variables |= PASSIVE
+    finished = subprocess.run(
         [sys.executable, "-m", __spec__.name, *arguments],
         env=variables,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return json.loads(finished.stdout.strip().splitlines()[-1])
 
 
 def measure(
     steps: int, threads: int, passive: bool, own_process: bool, beside: bool
 ) -> dict[str, float]:
+    """Seconds of a training's steps under one setting, alone or beside one busy core."""
     with (
         tempfile.TemporaryDirectory() as folder,
         oracle(own_process) as base_url,
         busy_core(beside),
     ):
-        arguments = [
-            "--train-in",
-            folder,
-            "--steps",
-            str(steps),
-            *(["--base-url", base_url] if base_url else []),
-        ]
-        run = child(arguments, threads, passive)
+        arguments = ["--train-in", folder, "--steps", str(steps)]
+        if base_url:
+            arguments += ["--base-url", base_url]
+        run = run_child(arguments, threads, passive)
     seconds = run["steps"]
     return {
         "median_s": round(statistics.median(seconds), 2),
@@ -144,34 +138,36 @@ def measure(
 
 
 def measure_all(steps: int) -> list[dict[str, Any]]:
-    found = []
+    """Every setting, alone and beside one busy core."""
+    rows = []
     for threads, passive, own_process in itertools.product((1, 2), (True, False), (False, True)):
-        runs = {
-            name: measure(steps, threads, passive, own_process, beside)
-            for name, beside in (("alone", False), ("beside", True))
+        alone = measure(steps, threads, passive, own_process, beside=False)
+        beside = measure(steps, threads, passive, own_process, beside=True)
+        row = {
+            "threads": threads,
+            "passive": passive,
+            "oracle": "own process" if own_process else "inside",
+            "alone": alone,
+            "beside": beside,
+            "steady": beside["worst_s"] <= LIMIT * beside["median_s"],
         }
-        steady = runs["beside"]["worst_s"] <= LIMIT * runs["beside"]["median_s"]
-        place = "own process" if own_process else "inside"
-        found.append(
-            {"threads": threads, "passive": passive, "oracle": place, **runs, "steady": steady}
-        )
-        print(found[-1], file=sys.stderr, flush=True)
-    return found
+        rows.append(row)
+        print(row, file=sys.stderr, flush=True)
+    return rows
 
 
-def table(found: list[dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "| threads | waiting | oracle | alone: median, worst, total (s) | beside a busy core | steady |",
         "|---|---|---|---|---|---|",
     ]
-    for one in found:
-        cells = [
-            ", ".join(str(value) for value in one[name].values()) for name in ("alone", "beside")
-        ]
-        waiting = "passive" if one["passive"] else "active"
-        steady = "yes" if one["steady"] else "no"
+    for row in rows:
+        alone = ", ".join(map(str, row["alone"].values()))
+        beside = ", ".join(map(str, row["beside"].values()))
+        waiting = "passive" if row["passive"] else "active"
+        steady = "yes" if row["steady"] else "no"
         lines.append(
-            f"| {one['threads']} | {waiting} | {one['oracle']} | {' | '.join(cells)} | {steady} |"
+            f"| {row['threads']} | {waiting} | {row['oracle']} | {alone} | {beside} | {steady} |"
         )
     return "\n".join(lines)
 
@@ -192,25 +188,21 @@ def main() -> None:
     if steps is None:
         steps = 8 if arguments.quick else 24
     if arguments.train_in:
-        with contextlib.redirect_stdout(
-            io.StringIO()
-        ):  # with its progress bar off, transformers prints every log
+        # With its progress bar off, transformers prints every log entry.
+        with contextlib.redirect_stdout(io.StringIO()):
             run = train_here(arguments.train_in, steps, arguments.base_url)
         print(json.dumps(run))
         return
-    figures = measure_all(steps)
-    print(table(figures))
+    rows = measure_all(steps)
+    print(table(rows))
     if arguments.json:
-        print(
-            json.dumps(
-                {
-                    "quick": arguments.quick,
-                    "cores": os.cpu_count(),
-                    "steps": steps,
-                    "settings": figures,
-                }
-            )
-        )
+        figures = {
+            "quick": arguments.quick,
+            "cores": os.cpu_count(),
+            "steps": steps,
+            "settings": rows,
+        }
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ from benchmarks.speed.rollout import (  # noqa: E402
     Workload,
     check,
     make_trl_loop,
+    prompts_of,
 )
 from support.policies import make_tiny_policy  # noqa: E402
 from support.vllm_server import LORA, VLLMServer  # noqa: E402
@@ -74,6 +75,7 @@ RESTARTS = "killed or comes_back or takes_over or colocated or from_a_disk"
 
 
 def policy_at(url: str, folder: Path, adapters: bool = False, **options: Any) -> VLLMServerPolicy:
+    """A policy that samples at a server's address."""
     args = PromptR1Config(
         str(folder),
         use_vllm=True,
@@ -84,7 +86,9 @@ def policy_at(url: str, folder: Path, adapters: bool = False, **options: Any) ->
         **options,
     )
     servers = connect_servers(args)
-    versions = AdapterVersions("policy", folder / "versions", servers) if adapters else None
+    versions = None
+    if adapters:
+        versions = AdapterVersions("policy", folder / "versions", servers)
     return VLLMServerPolicy(servers, args, Sampling(), versions)
 
 
@@ -95,13 +99,15 @@ def play_ours(workload: Workload, url: str, folder: Path) -> float:
     tags = Tags(workload)
     policy = policy_at(url, folder, generation_kwargs={"ignore_eos": True})
 
-    async def asked(request: SampleRequest) -> Sample:
+    async def sample(request: SampleRequest) -> Sample:
         await policy(replace(request, max_new_tokens=TURN_TOKENS))
-        return Sample(tags.write(request.context)[0])
+        ids, _ = tags.write(request.context)
+        return Sample(ids)
 
-    began = time.perf_counter()
-    play_all(tags.rollouts, asked, tags, tags.format, Limits(max_turns=MAX_INTERACTIONS + 1))
-    seconds = time.perf_counter() - began
+    limits = Limits(max_turns=MAX_INTERACTIONS + 1)
+    started = time.perf_counter()
+    play_all(tags.rollouts, sample, tags, tags.format, limits)
+    seconds = time.perf_counter() - started
     check([len(rollout.turns) - 1 for rollout in tags.rollouts], workload)
     return seconds
 
@@ -116,51 +122,51 @@ def play_trl(workload: Workload, url: str) -> float:
     class Loop(_AsyncRolloutLoop):
         async def _generate_one_turn(self, prompt_ids: list[int]) -> tuple[list[int], list[float]]:
             await super()._generate_one_turn(prompt_ids)
-            said, _ = calls.write(prompt_ids)
-            return said, [0.0] * len(said)
+            ids, _ = calls.write(prompt_ids)
+            return ids, [0.0] * len(ids)
 
         async def _post(
-            self, path: str, payload: dict[str, Any], *limits: Any, **more: Any
+            self, path: str, payload: dict[str, Any], *limits: Any, **options: Any
         ) -> dict[str, Any]:
-            return await super()._post(path, {**payload, "ignore_eos": True}, *limits, **more)
+            payload = {**payload, "ignore_eos": True}
+            return await super()._post(path, payload, *limits, **options)
 
     loop = make_trl_loop(Loop, tool, vllm_server_url=url, max_tokens=TURN_TOKENS)
-    prompts = [
-        [{"role": "user", "content": f"rollout {i}"}] for i in range(len(workload.latencies))
-    ]
+    prompts = prompts_of(workload)
 
     async def play() -> float:
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=1024)
-        ) as loop.session:
-            began = time.perf_counter()
+        connector = aiohttp.TCPConnector(limit=1024)
+        async with aiohttp.ClientSession(connector=connector) as loop.session:
+            started = time.perf_counter()
             # Without the tool's description, which our prompts do not have.
             await gather(loop._generate_one(prompt, {"ask": tool}, []) for prompt in prompts)
-            return time.perf_counter() - began
+            return time.perf_counter() - started
 
     seconds = run(play())
     check(calls.asked, workload)
     return seconds
 
 
-def rollouts(url: str, folder: Path) -> dict[str, float]:
+def measure_rollouts(url: str, folder: Path) -> dict[str, float]:
     """Median rollouts/s; the ratio is the median of the pairs' ratios."""
-    seconds: dict[str, list[float]] = {"ours": [], "trl": []}
+    our_seconds: list[float] = []
+    trl_seconds: list[float] = []
     for number in range(ROUNDS + 1):
         workload = Workload.draw(ROLLOUTS, TURN_TOKENS, 0.0, 0.0, 0.0, seed=number)
-        pair = {
-            "ours": lambda: play_ours(workload, url, folder),  # noqa: B023
-            "trl": lambda: play_trl(workload, url),  # noqa: B023
-        }
-        for name in ("ours", "trl") if number % 2 else ("trl", "ours"):
-            seconds[name].append(pair[name]())
-    ours, theirs = (
-        values[1:] for values in seconds.values()
-    )  # the first round imports and connects
+        if number % 2:
+            our_seconds.append(play_ours(workload, url, folder))
+            trl_seconds.append(play_trl(workload, url))
+        else:
+            trl_seconds.append(play_trl(workload, url))
+            our_seconds.append(play_ours(workload, url, folder))
+
+    # The first round imports and connects.
+    del our_seconds[0], trl_seconds[0]
+    pairs = zip(our_seconds, trl_seconds, strict=True)
     return {
-        "rollouts_a_second": ROLLOUTS / statistics.median(ours),
-        "rollouts_a_second_trl": ROLLOUTS / statistics.median(theirs),
-        "rollouts_ratio": statistics.median(b / a for a, b in zip(ours, theirs, strict=True)),
+        "rollouts_a_second": ROLLOUTS / statistics.median(our_seconds),
+        "rollouts_a_second_trl": ROLLOUTS / statistics.median(trl_seconds),
+        "rollouts_ratio": statistics.median(theirs / ours for ours, theirs in pairs),
     }
 
 
@@ -175,99 +181,114 @@ class Versions:
         config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
         self.model = get_peft_model(AutoModelForCausalLM.from_pretrained(policy), config).eval()
         self.folder = folder
-        self.kept = dict[int, dict[str, torch.Tensor]]()
+        self.weights: dict[int, dict[str, torch.Tensor]] = {}
 
     @torch.no_grad()
     def write(self, version: int) -> None:
-        weights = {name: one for name, one in self.model.named_parameters() if "lora_" in name}
-        for weight in weights.values():
+        """Draw the weights of a version and save them for the server."""
+        adapters = {}
+        for name, weight in self.model.named_parameters():
+            if "lora_" in name:
+                adapters[name] = weight
+        for weight in adapters.values():
             weight.normal_(std=0.15)
         self.model.save_pretrained(self.folder / f"policy-{version}", save_embedding_layers=False)
-        self.kept[version] = {name: one.clone() for name, one in weights.items()}
+        self.weights[version] = {name: weight.clone() for name, weight in adapters.items()}
 
     @torch.no_grad()
     def differences(self, version: int, request: SampleRequest, sample: Sample) -> torch.Tensor:
         """The difference of each token's log-probability from the one of this version."""
-        self.model.load_state_dict(self.kept[version], strict=False)
-        logprobs = (
-            self.model(torch.tensor([[*request.context, *sample.ids]])).logits[0].log_softmax(-1)
-        )
-        at = range(len(request.context) - 1, len(request.context) + len(sample.ids) - 1)
-        return (logprobs[at, sample.ids] - torch.tensor(sample.logprobs)).abs()
+        self.model.load_state_dict(self.weights[version], strict=False)
+        ids = torch.tensor([[*request.context, *sample.ids]])
+        logprobs = self.model(ids).logits[0].log_softmax(-1)
+        # The logits at a token are of the token that follows.
+        first = len(request.context) - 1
+        positions = range(first, first + len(sample.ids))
+        return (logprobs[positions, sample.ids] - torch.tensor(sample.logprobs)).abs()
 
 
-def swaps(url: str, policy: Path, folder: Path, n: int) -> dict[str, Any]:
+def measure_swaps(url: str, policy: Path, folder: Path, swap_count: int) -> dict[str, Any]:
     versions = Versions(policy, folder / "versions")
-    asking = policy_at(url, folder, adapters=True)
-    adapters = asking.adapters
+    server_policy = policy_at(url, folder, adapters=True)
+    adapters = server_policy.adapters
     rng = random.Random(0)
     assert adapters is not None
     (server,) = adapters.servers
-    shared = [rng.randrange(20, 700) for _ in range(400)]
-    seen: list[tuple[int, SampleRequest, Sample]] = []
-    seconds = []
-    left_over = []
-    outlasted = 0
+    shared_ids = [rng.randrange(20, 700) for _ in range(400)]
+    samples: list[tuple[int, SampleRequest, Sample]] = []
+    seconds: list[float] = []
+    old_versions_in_use: list[set[str]] = []
+    outlasting_turns = 0
 
-    async def ask(request: SampleRequest) -> None:
-        nonlocal outlasted
+    async def sample_turn(request: SampleRequest) -> None:
+        nonlocal outlasting_turns
         version = adapters.version
-        seen.append((version, request, await asking(request)))
-        outlasted += adapters.version > version
+        samples.append((version, request, await server_policy(request)))
+        outlasting_turns += adapters.version > version
 
-    def requests(number: int, tokens: int) -> list[SampleRequest]:
-        return [
-            SampleRequest([*shared[: 150 + 60 * i], 20 + i], tokens, seed=4 * number + i)
-            for i in range(4)
-        ]
+    async def sample_one_token() -> None:
+        await server_policy(SampleRequest([9], 1, seed=0))
+
+    def make_requests(number: int, tokens: int) -> list[SampleRequest]:
+        """Turns with the same beginning, longer than a cache block."""
+        requests = []
+        for row in range(4):
+            context = [*shared_ids[: 150 + 60 * row], 20 + row]
+            requests.append(SampleRequest(context, tokens, seed=4 * number + row))
+        return requests
 
     async def swap(number: int) -> None:
         async with asyncio.TaskGroup() as turns:
+            # Turns of the old version, which outlast the swap.
             if number:
-                for request in requests(number, 40):
-                    turns.create_task(ask(request))
-                await asking(SampleRequest([9], 1, seed=0))  # now the turns are being sampled
-            began = time.perf_counter()
+                for request in make_requests(number, 40):
+                    turns.create_task(sample_turn(request))
+                await sample_one_token()  # now the turns are being sampled
+            started = time.perf_counter()
             await adapters.load(server, adapters.upcoming)
             in_use = await adapters.advance()
-            await asking(SampleRequest([9], 1, seed=0))
-            seconds.append(time.perf_counter() - began)
-            for request in requests(number, 16):
-                turns.create_task(ask(request))
+            await sample_one_token()
+            seconds.append(time.perf_counter() - started)
+            for request in make_requests(number, 16):
+                turns.create_task(sample_turn(request))
         await adapters.keep({adapters.current})
-        left_over.append(in_use - {adapters.current})
+        old_versions_in_use.append(in_use - {adapters.current})
 
-    for number in range(n):
+    for number in range(swap_count):
         versions.write(number)
         run(swap(number))
-    wrong = 0
+
+    # Compare each token with its version, and with the one before: those must differ.
+    wrong_tokens = 0
     largest = 0.0
-    apart = []
-    for version, request, sample in seen:
+    mean_distances = []
+    for version, request, sample in samples:
         differences = versions.differences(version, request, sample)
-        wrong = wrong + int((differences > CLOSE).sum())
+        wrong_tokens += int((differences > CLOSE).sum())
         largest = max(largest, float(differences.max()))
-        apart.append(
-            float(versions.differences(max(version - 1, 0), request, sample).mean())
-            if version
-            else 1.0
-        )
+        if version:
+            previous = versions.differences(version - 1, request, sample)
+            mean_distances.append(float(previous.mean()))
+
     listed = run(server.request("/v1/models"))["data"]
+    listed_names = [model["id"] for model in listed]
+    folder_names = [path.name for path in adapters.folder.iterdir()]
+    outlasted_swaps = sum(bool(in_use) for in_use in old_versions_in_use)
+    enough = 0.9 * (swap_count - 1)
     return {
-        "adapter_swaps": n,
-        "tokens_checked": sum(len(sample.ids) for *_, sample in seen),
-        "wrong_version_tokens": wrong,
+        "adapter_swaps": swap_count,
+        "tokens_checked": sum(len(sample.ids) for *_, sample in samples),
+        "wrong_version_tokens": wrong_tokens,
         "largest_difference": largest,
         "seconds_a_swap": statistics.median(seconds),
         "longest_swap": max(seconds),
         "checks": {
-            "no token is of another version": wrong == 0,
-            "versions can be told apart": min(apart) > 100 * CLOSE,
-            "turns outlast a swap": sum(map(bool, left_over)) >= 0.9 * (n - 1),
-            "turns end under the version they began with": outlasted >= 0.9 * (n - 1),
-            "versions of before are unloaded": [model["id"] for model in listed]
-            == ["policy", adapters.current],
-            "and deleted": [path.name for path in adapters.folder.iterdir()] == [adapters.current],
+            "no token is of another version": wrong_tokens == 0,
+            "versions can be told apart": min(mean_distances, default=1.0) > 100 * CLOSE,
+            "turns outlast a swap": outlasted_swaps >= enough,
+            "turns end under the version they began with": outlasting_turns >= enough,
+            "versions of before are unloaded": listed_names == ["policy", adapters.current],
+            "and deleted": folder_names == [adapters.current],
         },
     }
 
@@ -275,27 +296,25 @@ def swaps(url: str, policy: Path, folder: Path, n: int) -> dict[str, Any]:
 # --- checks -------------------------------------------------------------------------------------------------------
 
 
-def tests(quick: bool) -> dict[str, int]:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "vllm and not slow",
-        *TESTS,
-    ]
-    command += ["-k", f"not ({RESTARTS})"] if quick else []
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    print("\n".join(said.stdout.splitlines()[-8:]), flush=True)
-    counted = {
-        word: int(n)
-        for n, word in re.findall(r"(\d+) (passed|failed|errors?)", said.stdout.splitlines()[-1])
-    }
-    passed = counted.pop("passed", 0)
-    return {"passed": passed, "failed": max(sum(counted.values()), int(said.returncode != 0))}
+def run_tests(quick: bool) -> dict[str, int]:
+    """How many of the tests against a real vLLM passed and failed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["-m", "vllm and not slow", *TESTS]
+    if quick:
+        command += ["-k", f"not ({RESTARTS})"]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    lines = finished.stdout.splitlines()
+    print("\n".join(lines[-8:]), flush=True)
+
+    # The last line counts the tests by outcome; a run that failed otherwise counts as one failure.
+    passed = 0
+    failed = 0
+    for count, outcome in re.findall(r"(\d+) (passed|failed|errors?)", lines[-1]):
+        if outcome == "passed":
+            passed += int(count)
+        else:
+            failed += int(count)
+    return {"passed": passed, "failed": max(failed, int(finished.returncode != 0))}
 
 
 def main() -> None:
@@ -313,20 +332,20 @@ def main() -> None:
         folder = Path(name)
         policy = make_tiny_policy(folder / "policy")
         with VLLMServer(policy, folder, *LORA) as server:
-            found = rollouts(server.url, folder) | swaps(server.url, policy, folder, SWAPS)
-    own = found.pop("checks")
-    outcome = tests(arguments.quick)
-    for check_name, holds in own.items():
+            figures: dict[str, Any] = measure_rollouts(server.url, folder)
+            figures |= measure_swaps(server.url, policy, folder, SWAPS)
+    checks = figures.pop("checks")
+    outcome = run_tests(arguments.quick)
+    for check_name, holds in checks.items():
         print(f"{'ok    ' if holds else 'FAILED'} {check_name}")
-    found = {
-        key: float(f"{value:.3g}") if isinstance(value, float) else value
-        for key, value in found.items()
-    }
-    found["checks"] = len(own) + outcome["passed"] + outcome["failed"]
-    found["failed"] = outcome["failed"] + sum(not holds for holds in own.values())
-    print("\n".join(f"{key}: {value}" for key, value in found.items()))
+    for name, value in figures.items():
+        if isinstance(value, float):
+            figures[name] = float(f"{value:.3g}")
+    figures["checks"] = len(checks) + outcome["passed"] + outcome["failed"]
+    figures["failed"] = outcome["failed"] + sum(not holds for holds in checks.values())
+    print("\n".join(f"{name}: {value}" for name, value in figures.items()))
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":

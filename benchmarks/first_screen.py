@@ -39,20 +39,20 @@ def _library(folder: Path) -> list[Sequence[str]]:
         ("cpu", "demo"): ("`make real`", "alone", ""),
         ("gpu", "longer"): ("`benchmarks/real/library.py`", "longer", " on one H200"),
     }
-    records = _read(folder, "real")
-    rows: list[Sequence[str]] = []
     summaries_of = defaultdict(list)
-    for record in records:
+    for record in _read(folder, "real"):
         summaries_of[record["device"], record["setting"]].append(record["summary"])
+    rows: list[Sequence[str]] = []
     for (device, setting), (command, timed_setting, where) in runs.items():
         summaries = summaries_of[device, setting]
         if not summaries:
             rows.append((task, model, "", NOT_MEASURED, command))
             continue
+
         before = mean(summary["exact_match_before"] for summary in summaries)
         after = interval([summary["exact_match_after"] for summary in summaries])
-        timed = summaries_of[device, timed_setting] or summaries
-        minutes = _minutes(mean(summary["seconds"] for summary in timed)) + where
+        timed_summaries = summaries_of[device, timed_setting] or summaries
+        minutes = _minutes(mean(summary["seconds"] for summary in timed_summaries)) + where
         scores = f"{before:.3f} → {shown(after)}, {len(summaries)} seeds"
         rows.append((task, model, minutes, scores, command))
     return rows

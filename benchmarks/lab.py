@@ -18,9 +18,14 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.paper_tables.estimates import seed_interval
+
+if TYPE_CHECKING:
+    from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
+    from agentic_prompting.rollout import Rollout
+    from agentic_prompting.sandbox.setup import SandboxRun
 
 REPOSITORY = Path(__file__).parents[1]
 RECORDS = REPOSITORY / "records"
@@ -52,9 +57,9 @@ def settings(config: Path, **changes: Any) -> dict[str, Any]:
 
 
 def train(
-    kind: Any,
-    args: Any,
-    sandbox: Any,
+    trainer_class: type[MultiTurnGRPOTrainer],
+    args: MultiTurnGRPOConfig,
+    sandbox: SandboxRun,
     environment: Any,
     before: Callable[[Any], None] | None = None,
     **options: Any,
@@ -62,8 +67,8 @@ def train(
     """A trainer that has trained on a sandbox's questions, from its warm start, without printing.
 
     Args:
-        kind (`type`): The trainer's class.
-        args (`TrainingArguments`): Its settings, see [`settings`].
+        trainer_class (`type`): The trainer's class.
+        args (`MultiTurnGRPOConfig`): Its settings, see [`settings`].
         sandbox: As [`prepare_sandbox`] or [`prepare_guarded`] returns it.
         environment: The environment of the episodes; `None` for an agent that asks nothing.
         before (`Callable`, *optional*): Called with the trainer before it trains, to add callbacks for example.
@@ -75,7 +80,7 @@ def train(
         "prompt_template": sandbox.spec.prompt_template,
         **options,
     }
-    trainer = kind(args=args, environment=environment, **arguments)
+    trainer = trainer_class(args=args, environment=environment, **arguments)
     if before is not None:
         before(trainer)
     # With its progress bar off, transformers prints every log entry.
@@ -86,7 +91,7 @@ def train(
 
 def ask(
     model: Path, environment: Any, rows: Iterable[Any], seed: int = 0, **changes: Any
-) -> list[Any]:
+) -> list[Rollout]:
     """The rollouts of a saved agent that answers some questions.
 
     Args:
@@ -104,7 +109,7 @@ def ask(
     return agent.answer_all(list(rows), seed=seed, progress=False)
 
 
-def correct(rollouts: Iterable[Any]) -> str:
+def correct(rollouts: Iterable[Rollout]) -> str:
     """`1` for each rollout whose answer matches its row exactly, `0` for each other: `"0110"`."""
     from agentic_prompting.rewards import exact_match
 
@@ -173,17 +178,24 @@ def shown(row: Mapping[str, Any] | Sequence[float] | None, sign: str = "", digit
         return ""
     if not isinstance(row, Mapping):
         row = interval(row)
-    number = f"{sign}.{digits}f"
-    mean = f"{row['mean']:{number}}"
+    form = f"{sign}.{digits}f"
+    mean = format(row["mean"], form)
     if row["low"] is None:
         return f"{mean} [one seed]"
-    return f"{mean} [{row['low']:{number}}, {row['high']:{number}}]"
+    low = format(row["low"], form)
+    high = format(row["high"], form)
+    return f"{mean} [{low}, {high}]"
 
 
 def markdown(titles: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
     """A Markdown table: a title for each column, and the cells of each row."""
-    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (titles, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(titles), *lines[1:]])
+    lines = [_table_line(titles), "|" + "---|" * len(titles)]
+    lines += [_table_line(cells) for cells in rows]
+    return "\n".join(lines)
+
+
+def _table_line(cells: Iterable[Any]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 # --- records --------------------------------------------------------------------------------------------------------
@@ -217,13 +229,13 @@ class Records:
             # There is only a copy of the files, as on a lent machine.
             commit = "unknown"
         load = os.getloadavg()[0]
-        about = {
+        origin = {
             "commit": commit,
             "date": date.today().isoformat(),
             "machine": f"{os.cpu_count()} cores, {platform.machine()}, load {load:.1f}",
         }
         with gzip.open(self.path, "at", encoding="utf-8") as file:
-            file.writelines(json.dumps({**entry, **about}) + "\n" for entry in entries)
+            file.writelines(json.dumps({**entry, **origin}) + "\n" for entry in entries)
 
     def write(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Replace all entries by these, which have their commit, date and machine."""

@@ -56,11 +56,16 @@ INTERVAL = re.compile(
 )
 NUMBER = re.compile(r"\d*\.?\d+")
 Entries = Sequence[Mapping[str, Any]]
+# The sentences of some figures.
 STEP = (
     "the loss {head_ratio:.2f} × faster with the GPU's branch forced on a CPU, which no user of a CPU takes; "
     "{memory_ratio:.2f} × less memory for the loss and its gradients; the largest difference of a gradient "
     "{gradient_difference:.0e} of the largest gradient. A whole step of our trainer takes {overhead:.3f} times one of "
     "plain `GRPOTrainer` on the same tokens"
+)
+PROGRAM_MODEL = (
+    "{wall_ratio:.2f} × the native loop's step in wall time, {cpu_ratio:.2f} × in processor time (steps of "
+    "{step_s[native]:.1f} and {step_s[program]:.1f} s; {same_rollouts:.0%} of the rollouts have the same tokens)"
 )
 
 
@@ -68,18 +73,30 @@ STEP = (
 
 
 def speed(records: Entries) -> str:
-    """The table of all.py, from the latest run of each script."""
-    from benchmarks.speed import all_figures as every
+    """The table of all_figures.py, from the latest run of each script."""
+    from benchmarks.speed import all_figures
 
     latest = {record["script"]: record for record in records}
-    return every.table([figure.row(latest.get(figure.script)) for figure in every.FIGURES])
+    rows = [figure.row(latest.get(figure.script)) for figure in all_figures.FIGURES]
+    return all_figures.table(rows)
 
 
 def rollout_grid(records: Entries) -> str:
     """The table of four loops over turns of different length, from the latest full run."""
     full = latest_full(records, "rollout.py")
-    titles = "rollouts,tokens a turn,replies,limit,ours,lock-step,TRL's async loop,TRL's tool loop"
-    titles += ",ours / limit,lock-step / ours,async loop / ours"
+    titles = [
+        "rollouts",
+        "tokens a turn",
+        "replies",
+        "limit",
+        "ours",
+        "lock-step",
+        "TRL's async loop",
+        "TRL's tool loop",
+        "ours / limit",
+        "lock-step / ours",
+        "async loop / ours",
+    ]
     rows = []
     for row in full["settings"]:
         seconds = [row[f"{name}_s"] for name in ("limit", "ours", "lockstep", "async_loop", "trl")]
@@ -88,7 +105,7 @@ def rollout_grid(records: Entries) -> str:
         cells = [str(row["n"]), row["tokens"], row["replies"]]
         cells += ["" if value is None else f"{value:.2f} s" for value in seconds]
         rows.append([*cells, *(f"{ratio:.2f}" for ratio in ratios)])
-    return markdown(titles.split(","), rows)
+    return markdown(titles, rows)
 
 
 def growth(records: Entries) -> str:
@@ -96,14 +113,15 @@ def growth(records: Entries) -> str:
     full = latest_full(records, "growth.py")
     cost = full["rollouts"]
     memory = full["memory_kb"]
-    turns = full["turns"]
     first, *_, last = cost
-    later = (turns["8"] - turns["4"]) / 4
-    second = turns["2"] - turns["1"]
+    turns = full["turns"]
+    second_turn = turns["2"] - turns["1"]
+    later_turn = (turns["8"] - turns["4"]) / 4
     sentences = [
         f"Among {first} rollouts of 4 turns, with replies of 2,048 characters, each costs {cost[first]:.1f} ms and "
         f"{memory[first]:.0f} KB, among {last} {cost[last]:.1f} ms and {memory[last]:.0f} KB.",
-        f"A further turn costs {second:.1f} ms as the second and {later:.1f} ms between the fifth and the eighth.",
+        f"A further turn costs {second_turn:.1f} ms as the second and {later_turn:.1f} ms between the fifth and the "
+        "eighth.",
         "Choosing and rating 3 of 10,000 prompts: {population_ms:.1f} ms under the default rule, "
         "{population_worst_ms:.1f} ms under the slowest.",
         "A recording of {entries:,} replies opens in {opening_s} s and finds one in {lookup_ms} ms.",
@@ -117,36 +135,34 @@ def engine(records: Entries) -> str:
     full = latest_full(records, "engine.py")
     rows = []
     for name, row in full["settings"].items():
-        speeds = [row[key] for key in ("engine_tokens_per_s", "batches_tokens_per_s")]
+        speeds = [row["engine_tokens_per_s"], row["batches_tokens_per_s"]]
         rows.append([name, *speeds, f"{row['speedup']:.2f}", f"{row['identical']:.2f}"])
-    return markdown(
-        ("setting", "engine, tokens/s", "batches, tokens/s", "ratio", "identical"), rows
-    )
+    titles = ("setting", "engine, tokens/s", "batches, tokens/s", "ratio", "identical")
+    return markdown(titles, rows)
 
 
-def on_real_model(script: str, make: Callable[[Mapping[str, Any]], str]) -> Callable[..., str]:
-    """A function that makes text from the latest run of a script on SmolLM2, and says when and on what it ran."""
+def on_real_model(
+    script: str, describe: Callable[[Mapping[str, Any]], str]
+) -> Callable[[Entries], str]:
+    """A function that describes the latest run of a script on SmolLM2, and says when and on what it ran."""
 
     def text(records: Entries) -> str:
         runs = [record for record in records if record["script"] == f"{script} --model smollm2"]
         if not runs:
             return "Not measured yet."
         latest = runs[-1]
-        kind = "quick" if latest["quick"] else "full"
-        return f"{make(latest['printed'])}\n\n({kind} run, {latest['date']}; {latest['machine']})"
+        size = "quick" if latest["quick"] else "full"
+        description = describe(latest["printed"])
+        return f"{description}\n\n({size} run, {latest['date']}; {latest['machine']})"
 
     return text
 
 
 def engine_model_tables(printed: Mapping[str, Any]) -> str:
     """The engine on a real model, and what its largest runs spend their time on."""
-    return "\n\n".join(
-        [
-            model_tables.engine_table(printed["settings"]),
-            "Where the processor time of the largest runs goes:",
-            model_tables.parts_table(printed["parts"]),
-        ]
-    )
+    speeds = model_tables.engine_table(printed["settings"])
+    parts = model_tables.parts_table(printed["parts"])
+    return f"{speeds}\n\nWhere the processor time of the largest runs goes:\n\n{parts}"
 
 
 def updates_table(printed: Mapping[str, Any]) -> str:
@@ -154,10 +170,9 @@ def updates_table(printed: Mapping[str, Any]) -> str:
     return model_tables.updates_table(printed["updates"])
 
 
-PROGRAM_MODEL = (
-    "{wall_ratio:.2f} × the native loop's step in wall time, {cpu_ratio:.2f} × in processor time (steps of "
-    "{step_s[native]:.1f} and {step_s[program]:.1f} s; {same_rollouts:.0%} of the rollouts have the same tokens)"
-)
+def program_model_sentence(printed: Mapping[str, Any]) -> str:
+    """A program beside the native loop on a real model."""
+    return PROGRAM_MODEL.format(**printed)
 
 
 def dialogue(records: Entries) -> str:
@@ -170,28 +185,27 @@ def dialogue(records: Entries) -> str:
 
 def broken(records: Entries) -> str:
     """The table of problems that learning.py found in the latest runs with one part broken."""
-    rows = []
     latest = {record["what"]: record for record in records}
+    rows = []
     for part, record in latest.items():
         demo = record["demo"]
         espl = record["espl"]["exact_match"]
-        start = espl["policy before, initial prompt"][0]
-        first = espl["policy after, initial prompt"][0]
-        end = espl["policy after, best prompt"][0]
+        espl_start = espl["policy before, initial prompt"][0]
+        espl_end = espl["policy after, best prompt"][0]
+        espl_first_prompt = espl["policy after, initial prompt"][0]
         problems = len(record["found"])
         rows.append(
             [
                 part.partition("-")[0],
                 f"{demo['exact_match_before']:.3f} → {demo['exact_match_after']:.3f}",
-                f"{start:.3f} → {end:.3f}",
-                f"{first:.3f}",
+                f"{espl_start:.3f} → {espl_end:.3f}",
+                f"{espl_first_prompt:.3f}",
                 f"{record['agreement']:.2f}",
                 f"yes, in {problems} ways" if problems else "nothing found",
             ]
         )
-    return markdown(
-        ("broken", "Prompt-R1", "E-SPL", "its first prompt", "ratings agree", "noticed"), rows
-    )
+    titles = ("broken", "Prompt-R1", "E-SPL", "its first prompt", "ratings agree", "noticed")
+    return markdown(titles, rows)
 
 
 def prorefine_accuracy(records: Entries) -> str:
@@ -210,7 +224,11 @@ def _wilson(correct: str) -> Estimate:
 
 def printed(script: str, form: str) -> Callable[[Entries], str]:
     """A function that fills `form` with the results of a script's latest full run."""
-    return lambda records: form.format(**latest_full(records, script))
+
+    def text(records: Entries) -> str:
+        return form.format(**latest_full(records, script))
+
+    return text
 
 
 def latest_full(records: Entries, script: str) -> Mapping[str, Any]:
@@ -219,9 +237,8 @@ def latest_full(records: Entries, script: str) -> Mapping[str, Any]:
     Raises:
         `IndexError`: No full run of the script is recorded.
     """
-    return [record for record in records if record["script"] == script and not record["quick"]][-1][
-        "printed"
-    ]
+    full = [record for record in records if record["script"] == script and not record["quick"]]
+    return full[-1]["printed"]
 
 
 def hopeless_bias(records: Entries) -> str:
@@ -233,13 +250,18 @@ def hopeless_bias(records: Entries) -> str:
 def tools_table(records: Entries) -> str:
     """The table of the demo trained through native tool calls, by seed and kind of tool."""
     rows = []
-    for row in records:
-        shares = [
-            wilson_interval(row[when]["right"], row[when]["n"]) for when in ("before", "after")
-        ]
-        cells = [f"{share.mean:.3f} [{share.low:.3f}, {share.high:.3f}]" for share in shares]
-        rows.append([row["seed"], row["through"], *cells])
+    for record in records:
+        cells = []
+        for when in ("before", "after"):
+            share = wilson_interval(record[when]["right"], record[when]["n"])
+            cells.append(f"{share.mean:.3f} [{share.low:.3f}, {share.high:.3f}]")
+        rows.append([record["seed"], record["through"], *cells])
     return markdown(("seed", "through", "before [95 %]", "after [95 %]"), rows)
+
+
+def drafting(records: Entries) -> str:
+    """ProRefine's table of drafting, from the latest full run."""
+    return prorefine.drafting_table(latest_full(records, "prorefine.py")["drafting"])
 
 
 TEXTS: dict[str, Callable[[Entries], str]] = {
@@ -286,9 +308,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "speed.engine.read": printed("engine.py", "{prefix_read_ratio:.2f}"),
     "speed.engine_model": on_real_model("engine.py", engine_model_tables),
     "speed.updates": on_real_model("training_step.py", updates_table),
-    "speed.program_model": on_real_model(
-        "program.py", lambda printed: PROGRAM_MODEL.format(**printed)
-    ),
+    "speed.program_model": on_real_model("program.py", program_model_sentence),
     "conductor.table": conductor_tables.systems_table,
     "real.library": library.table,
     "real.settings": library.settings_table,
@@ -316,9 +336,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "prorefine_budget.lift": prorefine_budget.lift,
     "prorefine_budget.seeds": prorefine_budget.each_seed,
     "speed.prorefine.accuracy": prorefine_accuracy,
-    "speed.prorefine.drafting": lambda records: prorefine.drafting_table(
-        latest_full(records, "prorefine.py")["drafting"]
-    ),
+    "speed.prorefine.drafting": drafting,
 }
 
 
@@ -358,28 +376,35 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put them into the pages")
     options = parser.parse_args()
     problems = 0
-    by_hand = []
+    figures_by_hand = []
     for path in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))):
         old_page = path.read_text(encoding="utf-8")
         file = path.relative_to(REPOSITORY)
         page, names = recompute(old_page)
         if options.write and page != old_page:
             path.write_text(page, encoding="utf-8")
+
         # The recomputed blocks, which may differ from those of the page.
         blocks = {block[2]: block for block in BLOCK.finditer(page)}
         for name in names:
-            state = "as recorded"
-            if blocks[name][0] not in old_page:
-                state = "written" if options.write else "NOT as recorded"
-            problems += state.startswith("NOT")
+            block_text = blocks[name][0]
+            if block_text in old_page:
+                state = "as recorded"
+            elif options.write:
+                state = "written"
+            else:
+                state = "NOT as recorded"
+                problems += 1
             print(f"{file}: {name}: {len(NUMBER.findall(blocks[name][3]))} numbers, {state}")
+
+        # Scores without any mark, and figures that a person has to measure.
         for text in unmarked(page):
             problems += 1
             print(f"{file}: {' '.join(text.split())}: NEITHER recomputed nor marked as not")
         for command, text in BY_HAND.findall(page):
-            by_hand.append((file, command, len(NUMBER.findall(text))))
+            figures_by_hand.append((file, command, len(NUMBER.findall(text))))
     print("\nNot recomputed, since no records are shipped of them:")
-    for file, command, count in by_hand:
+    for file, command, count in figures_by_hand:
         print(f"{file}: {count} numbers, of `{command}`")
     sys.exit(bool(problems))
 

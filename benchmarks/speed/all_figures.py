@@ -19,6 +19,7 @@ import operator
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -39,45 +40,44 @@ class Figure:
         name (`str`): Its name in the table.
         value (`Callable`): Finds it in the script's last line.
         target (`str`): `<=` or `>=` and a number.
-        why (`str`, *optional*): The reason that the table gives where the figure misses its target.
+        reason (`str`, *optional*): The reason that the table gives where the figure misses its target.
     """
 
     script: str
     name: str
     value: Callable[[Mapping[str, Any]], float | None]
     target: str
-    why: str = ""
+    reason: str = ""
 
     def row(self, run: Mapping[str, Any] | None) -> dict[str, Any]:
         """The table's row for a run of the script, of which `printed`, `quick` and `date` are recorded."""
+        value = None
+        when = ""
+        if run:
+            when = f"{'quick' if run['quick'] else 'full'}, {run['date'][5:]}"
+            # The run may have failed, and a quick run may leave this figure out.
+            with suppress(KeyError, IndexError, TypeError):
+                value = self.value(run["printed"])
         sign, number = self.target.split()
-        try:
-            value = self.value(run["printed"]) if run else None
-        except (
-            KeyError,
-            IndexError,
-            TypeError,
-        ):  # the run failed, or a quick run leaves this figure out
-            value = None
-        holds = value is not None and COMPARE[sign](value, float(number))
-        when = f"{'quick' if run['quick'] else 'full'}, {run['date'][5:]}" if run else ""
-        row = {
+        return {
             "name": self.name,
             "value": value,
             "target": self.target,
-            "holds": holds,
+            "holds": value is not None and COMPARE[sign](value, float(number)),
             "script": self.script,
+            "why": self.reason,
+            "run": when,
         }
-        return {**row, "why": self.why, "run": when}
 
 
 def key(*path: str | int) -> Callable[[Mapping[str, Any]], Any]:
     """A function that follows a path of keys and indices."""
 
     def find(printed: Any) -> Any:
+        value = printed
         for part in path:
-            printed = printed[part]
-        return printed
+            value = value[part]
+        return value
 
     return find
 
@@ -320,13 +320,15 @@ def run(script: str, quick: bool) -> dict[str, Any]:
     name, *options = script.split()
     (path,) = BENCHMARKS.glob(f"*/{name}")
     module = f"benchmarks.{path.parent.name}.{path.stem}"
-    command = [sys.executable, "-m", module, *options, "--json", *(["--quick"] if quick else [])]
+    command = [sys.executable, "-m", module, *options, "--json"]
+    if quick:
+        command.append("--quick")
     print(f"running {' '.join(command[1:])}", file=sys.stderr, flush=True)
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=BENCHMARKS.parent)
-    try:
-        printed = json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else None
-    except (IndexError, ValueError):
-        printed = None
+    finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=BENCHMARKS.parent)
+    printed = None
+    if finished.returncode == 0:
+        with suppress(IndexError, ValueError):
+            printed = json.loads(finished.stdout.strip().splitlines()[-1])
     return {"script": script, "quick": quick, "date": date.today().isoformat(), "printed": printed}
 
 
@@ -334,15 +336,16 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as a Markdown table, with the reason beside a missed target."""
     lines = []
     for row in rows:
-        value = "" if row["value"] is None else f"{row['value']:.3g}"
-        holds = "no record"
-        if row["holds"]:
-            holds = "yes"
-        elif value:
-            holds = ": ".join(filter(None, ("no", row["why"])))
-        lines.append(
-            [f"{row['name']} (`{row['script']}`)", value, row["target"], holds, row["run"]]
-        )
+        figure = f"{row['name']} (`{row['script']}`)"
+        if row["value"] is None:
+            value = ""
+            holds = "no record"
+        else:
+            value = f"{row['value']:.3g}"
+            holds = "yes" if row["holds"] else "no"
+            if not row["holds"] and row["why"]:
+                holds = f"no: {row['why']}"
+        lines.append([figure, value, row["target"], holds, row["run"]])
     return markdown(("figure", "measured", "target", "holds", "run"), lines)
 
 
@@ -359,16 +362,16 @@ def main() -> None:
         "--record", action="store_true", help="append the results to records/speed.jsonl.gz"
     )
     arguments = parser.parse_args()
-    scripts = [
-        s
-        for s in dict.fromkeys(f.script for f in FIGURES)
-        if not arguments.only or s in arguments.only
-    ]
+    # Each script once, in the order of the figures.
+    scripts = list(dict.fromkeys(figure.script for figure in FIGURES))
+    if arguments.only:
+        scripts = [script for script in scripts if script in arguments.only]
     runs = {}
     for script in scripts:
-        runs[script] = run(script, arguments.quick)
-        if arguments.record and runs[script]["printed"] is not None:
-            Records(RECORDS / "speed.jsonl.gz").add(runs[script])
+        record = run(script, arguments.quick)
+        runs[script] = record
+        if arguments.record and record["printed"] is not None:
+            Records(RECORDS / "speed.jsonl.gz").add(record)
     rows = [figure.row(runs[figure.script]) for figure in FIGURES if figure.script in runs]
     print(table(rows))
     if arguments.json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from benchmarks.lab import markdown
@@ -24,11 +25,11 @@ def engine_table(settings: Sequence[dict[str, Any]]) -> str:
 
 def parts_table(parts: dict[str, dict[str, float]]) -> str:
     """The shares of the largest runs as a Markdown table."""
-    groups = list(dict.fromkeys(group for shares in parts.values() for group in shares))
-    lines = [
-        [setting, *(f"{shares.get(group, 0.0):.2f}" for group in groups)]
-        for setting, shares in parts.items()
-    ]
+    groups = list(dict.fromkeys(chain.from_iterable(parts.values())))
+    lines = []
+    for setting, shares in parts.items():
+        cells = [f"{shares.get(group, 0.0):.2f}" for group in groups]
+        lines.append([setting, *cells])
     return markdown(["setting", *groups], lines)
 
 

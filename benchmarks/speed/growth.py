@@ -42,9 +42,8 @@ from agentic_prompting.rollout import (
 )
 from agentic_prompting.sandbox.policy import world_tokenizer
 
-ASK = (
-    f"<think> {'country ' * 40}</think> <interaction_prompt> which country ? </interaction_prompt>"
-)
+THOUGHT = "country " * 40
+ASK = f"<think> {THOUGHT}</think> <interaction_prompt> which country ? </interaction_prompt>"
 END = "<think> done </think> <answer> Kenya </answer>"
 REPLY = "country " * 400  # about 2,048 characters
 TOKENIZER = world_tokenizer()
@@ -66,10 +65,11 @@ def policy(turns: int) -> Callable[[Sequence[SampleRequest]], list[Sample]]:
     """A sampler that asks until its last turn."""
 
     def sample(requests: Sequence[SampleRequest]) -> list[Sample]:
-        return [
-            Sample(list(END_IDS if request.context.count(OPENING) == turns - 1 else ASK_IDS))
-            for request in requests
-        ]
+        samples = []
+        for request in requests:
+            is_last_turn = request.context.count(OPENING) == turns - 1
+            samples.append(Sample(list(END_IDS if is_last_turn else ASK_IDS)))
+        return samples
 
     return sample
 
@@ -81,19 +81,15 @@ def play(n: int, turns: int) -> list[str]:
         Rollout(list(prompt), row={"question": "which country ?", "answers": ["Kenya"]})
         for _ in range(n)
     ]
-    play_all(
-        rollouts,
-        BatchEngine(policy(turns)),
-        AtOnce(),
-        FORMAT,
-        Limits(max_turns=turns, max_tokens=10**6),
-    )
+    limits = Limits(max_turns=turns, max_tokens=10**6)
+    play_all(rollouts, BatchEngine(policy(turns)), AtOnce(), FORMAT, limits)
     assert all(len(rollout.turns) == turns and rollout.status == "answered" for rollout in rollouts)
     rollout_metrics([RolloutFacts.of(rollout) for rollout in rollouts])
-    return [
-        json.dumps(rollout_record(rollout, run=0, step=0, mode="train", rewards={}))
-        for rollout in rollouts
-    ]
+    lines = []
+    for rollout in rollouts:
+        record = rollout_record(rollout, run=0, step=0, mode="train", rewards={})
+        lines.append(json.dumps(record))
+    return lines
 
 
 def rollout_ms(n: int, turns: int, repeats: int) -> float:
@@ -122,18 +118,22 @@ def measure_rollouts(numbers: Sequence[int], turns: Sequence[int], repeats: int)
     play(64, 4)  # warms up
     by_number = {n: round(rollout_ms(n, 4, repeats), 3) for n in numbers}
     memory = {n: round(rollout_kb(n, 4), 1) for n in numbers}
-    by_turns = {t: round(rollout_ms(256, t, repeats), 3) for t in turns}
+    by_turns = {count: round(rollout_ms(256, count, repeats), 3) for count in turns}
+
+    def further_turn_ms(start: int, end: int) -> float:
+        return (by_turns[end] - by_turns[start]) / (end - start)
+
     first = numbers[0]
     last = numbers[-1]
-    steps = (by_turns[turns[-1]] - by_turns[turns[-2]]) / (turns[-1] - turns[-2])
-    early = (by_turns[turns[1]] - by_turns[turns[0]]) / (turns[1] - turns[0])
+    late_turn_ms = further_turn_ms(turns[-2], turns[-1])
+    early_turn_ms = further_turn_ms(turns[0], turns[1])
     return {
         "rollouts": by_number,
         "memory_kb": memory,
         "turns": by_turns,
         "growth_rollouts": round(by_number[last] / by_number[first], 2),
         "growth_memory": round(memory[last] / memory[first], 2),
-        "growth_turns": round(steps / early, 2),
+        "growth_turns": round(late_turn_ms / early_turn_ms, 2),
     }
 
 
@@ -167,26 +167,29 @@ def measure_cache(folder: Path, entries: int) -> dict[str, float]:
     def key(number: int) -> Any:
         return cache.key("m", [{"role": "user", "content": f"question {number}"}], {}, repeat=0)
 
+    # One transaction for all; otherwise each entry would wait for the disk.
     reply = Reply(text=REPLY[:200], finish_reason="stop")
     connection = cache._connected()
-    connection.execute(
-        "BEGIN"
-    )  # one transaction for all; otherwise each entry would wait for the disk
+    connection.execute("BEGIN")
     for number in range(entries):
         cache.put(key(number), reply)
     connection.execute("COMMIT")
     cache.close()
+
+    # Open it and look one up.
     opening = []
     for _ in range(5):
         started = time.perf_counter()
         cache = ReplayCache(path)
         cache.get(key(0))
         opening.append(time.perf_counter() - started)
+
+    # Look many up, here and there.
     keys = [key(number * 7919 % entries) for number in range(2000)]
     started = time.perf_counter()
-    found = sum(cache.get(one) is not None for one in keys)
+    hits = sum(cache.get(cache_key) is not None for cache_key in keys)
     seconds = time.perf_counter() - started
-    assert found == len(keys)
+    assert hits == len(keys)
     return {
         "entries": entries,
         "lookup_ms": round(1e3 * seconds / len(keys), 4),
@@ -197,14 +200,12 @@ def measure_cache(folder: Path, entries: int) -> dict[str, float]:
 def measure_start(repeats: int) -> dict[str, float]:
     """Median seconds of the import and of the command's `--help`, each in a fresh process."""
     code = "import time; t = time.perf_counter(); import agentic_prompting; print(time.perf_counter() - t)"
-    imports = [
-        float(
-            subprocess.run(
-                [sys.executable, "-c", code], capture_output=True, text=True, check=True
-            ).stdout
-        )
-        for _ in range(repeats)
-    ]
+    imports = []
+    for _ in range(repeats):
+        command = [sys.executable, "-c", code]
+        finished = subprocess.run(command, capture_output=True, text=True, check=True)
+        imports.append(float(finished.stdout))
+
     command = [str(Path(sys.executable).with_name("agentic-prompting")), "--help"]
     helps = []
     for _ in range(repeats):
@@ -226,12 +227,8 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     left.plot(list(result["rollouts"]), list(result["rollouts"].values()), marker="o", label="ms")
-    left.plot(
-        list(result["memory_kb"]),
-        [kb / 100 for kb in result["memory_kb"].values()],
-        marker="s",
-        label="100 kB",
-    )
+    memory = [kb / 100 for kb in result["memory_kb"].values()]
+    left.plot(list(result["memory_kb"]), memory, marker="s", label="100 kB")
     left.set(xscale="log", xlabel="rollouts of 4 turns", ylabel="for one rollout", ylim=(0, None))
     left.legend(frameon=False)
     right.plot(list(result["turns"]), list(result["turns"].values()), marker="o")

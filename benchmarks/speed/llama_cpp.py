@@ -38,7 +38,8 @@ def main() -> None:
     def complete(row: int) -> int:
         """Sample one row's tokens; their number."""
         # Ids of ordinary words, different for each row.
-        prompt = [1000 + (row * context_length + place) % 20_000 for place in range(context_length)]
+        first = row * context_length
+        prompt = [1000 + number % 20_000 for number in range(first, first + context_length)]
         request = {
             "prompt": prompt,
             "n_predict": new_tokens,

@@ -11,6 +11,7 @@ import gc
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -117,32 +118,34 @@ def measure_model(model: str, folder: Path, is_quick: bool) -> dict[str, Any]:
     """The ratio of the program's step to the native loop's, in wall and processor seconds."""
     rollouts = 8 if is_quick else 16
     rounds = 1 if is_quick else 2
+    steps = 1 if is_quick else 3
     times: dict[str, list[StepTimes]] = {"native": [], "program": []}
     tokens: dict[str, dict[Any, Any]] = {}
     for number in range(rounds):
-        for name, rounds_of_name in times.items():
+        run_folders = {name: folder / f"{name}-{number}" for name in times}
+        for name, run_folder in run_folders.items():
             environment: Any = FixedReply() if name == "native" else Program(two_calls)
             with native_seeds():
-                measured, tokens[name] = train(
-                    model, folder / f"{name}-{number}", environment, rollouts, 1 if is_quick else 3
-                )
-            rounds_of_name.append(measured)
+                step_times, tokens[name] = train(model, run_folder, environment, rollouts, steps)
+            times[name].append(step_times)
             if isinstance(environment, Program):
                 environment.close()
-            log(f"{name}: steps of {', '.join(f'{wall:.1f} s' for wall in measured.wall)}")
+            log(f"{name}: steps of {', '.join(f'{seconds:.1f} s' for seconds in step_times.wall)}")
             gc.collect()
 
-    middle = {}
-    for name, measured_rounds in times.items():
-        for clock in ("wall", "cpu"):
-            values = [value for run in measured_rounds for value in getattr(run, clock)]
-            middle[name, clock] = statistics.median(values)
-    native = tokens["native"]
-    same = [tokens["program"].get(place) == ids for place, ids in native.items()]
+    # The medians over the steps of all rounds.
+    wall: dict[str, float] = {}
+    cpu: dict[str, float] = {}
+    for name, runs in times.items():
+        wall[name] = statistics.median(chain.from_iterable(run.wall for run in runs))
+        cpu[name] = statistics.median(chain.from_iterable(run.cpu for run in runs))
+
+    native_tokens = tokens["native"]
+    same = [tokens["program"].get(key) == ids for key, ids in native_tokens.items()]
     return {
-        "wall_ratio": round(middle["program", "wall"] / middle["native", "wall"], 3),
-        "cpu_ratio": round(middle["program", "cpu"] / middle["native", "cpu"], 3),
+        "wall_ratio": round(wall["program"] / wall["native"], 3),
+        "cpu_ratio": round(cpu["program"] / cpu["native"], 3),
         "same_rollouts": sum(same) / len(same),
-        "rollouts": len(native),
-        "step_s": {name: round(middle[name, "wall"], 2) for name in times},
+        "rollouts": len(native_tokens),
+        "step_s": {name: round(seconds, 2) for name, seconds in wall.items()},
     }

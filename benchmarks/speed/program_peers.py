@@ -30,9 +30,9 @@ async def converse(
             body = json.dumps({"model": "agent", "messages": messages}).encode()
             head = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            said = json.loads(await reader.readexactly(await _length(reader)))
+            completion = json.loads(await reader.readexactly(await _length(reader)))
             messages += [
-                said["choices"][0]["message"],
+                completion["choices"][0]["message"],
                 {"role": "user", "content": "and of the next one ? " * 10},
             ]
     writer.close()
@@ -46,13 +46,15 @@ async def _length(reader: asyncio.StreamReader) -> int:
 
 async def client(base_url: str, calls: int, turns: int, characters: int) -> None:
     """Make some calls and print how many, and the seconds that they took."""
-    each = max(calls // WIDTH // turns, 1)
-    started = time.perf_counter()
+    # Conversations of each connection, and connections.
+    conversations = max(calls // WIDTH // turns, 1)
     width = min(WIDTH, max(calls // turns, 1))
+    started = time.perf_counter()
     await asyncio.gather(
-        *(converse(base_url, each, turns, characters, name) for name in range(width))
+        *(converse(base_url, conversations, turns, characters, name) for name in range(width))
     )
-    print(json.dumps({"calls": each * width * turns, "seconds": time.perf_counter() - started}))
+    seconds = time.perf_counter() - started
+    print(json.dumps({"calls": conversations * width * turns, "seconds": seconds}))
 
 
 async def server(delay: float) -> None:
@@ -60,7 +62,7 @@ async def server(delay: float) -> None:
     message = {"role": "assistant", "content": "the town has 20 people ."}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     usage = {"prompt_tokens": 40, "completion_tokens": 6, "total_tokens": 46}
-    made = {
+    completion = {
         "id": "1",
         "object": "chat.completion",
         "created": 1,
@@ -68,7 +70,7 @@ async def server(delay: float) -> None:
         "choices": [choice],
         "usage": usage,
     }
-    body = json.dumps(made).encode()
+    body = json.dumps(completion).encode()
     head = (
         f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
@@ -88,7 +90,8 @@ async def server(delay: float) -> None:
 
 
 if __name__ == "__main__":
-    role, *given = sys.argv[1:]
-    asyncio.run(
-        server(float(given[0])) if role == "server" else client(given[0], *map(int, given[1:]))
-    )
+    role, *arguments = sys.argv[1:]
+    if role == "server":
+        asyncio.run(server(float(arguments[0])))
+    else:
+        asyncio.run(client(arguments[0], *map(int, arguments[1:])))

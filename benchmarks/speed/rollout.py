@@ -30,12 +30,12 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -55,8 +55,11 @@ from agentic_prompting.rollout import (
     run_with_engine,
 )
 
+if TYPE_CHECKING:
+    from trl.experimental.async_grpo.async_rollout_worker import _AsyncRolloutLoop
+
 MAX_INTERACTIONS = 3
-# seconds of one decoding step, and of each row in it
+# Seconds of one decoding step, and of each row in it.
 STEP = 12e-3
 STEP_PER_ROW = 3e-5
 TURNS = {"60, sigma 0.4": (60, 0.4), "150, sigma 0.6": (150, 0.6), "400, sigma 0.8": (400, 0.8)}
@@ -148,7 +151,7 @@ class SampledTurn:
 class Clock(Engine[SampleRequest, Sample]):
     """An engine whose tokens are waited for. Which turn of which rollout a context is in is read off its text."""
 
-    def __init__(self, workload: Workload, write: Any):
+    def __init__(self, workload: Workload, write: Callable[[list[int]], tuple[list[int], int]]):
         super().__init__(on_callers_thread=True)
         self.workload = workload
         self.write = write
@@ -180,9 +183,11 @@ class Clock(Engine[SampleRequest, Sample]):
         self.finish(finished)
 
 
-def numbers(text: str, replied: str) -> tuple[int, int]:
-    """Which rollout, and which of its turns."""
-    return int(re.search(r"rollout (\d+)", text)[1]), text.count(replied)  # type: ignore[index]
+def numbers(text: str, reply_mark: str) -> tuple[int, int]:
+    """Which rollout, and which of its turns: each reply in the text has the mark."""
+    rollout = re.search(r"rollout (\d+)", text)
+    assert rollout is not None
+    return int(rollout[1]), text.count(reply_mark)
 
 
 def prompts_of(workload: Workload) -> list[list[dict[str, str]]]:
@@ -229,14 +234,9 @@ class Tags:
 
 def play_ours(workload: Workload) -> float:
     tags = Tags(workload)
+    limits = Limits(max_turns=MAX_INTERACTIONS + 1)
     started = time.perf_counter()
-    play_all(
-        tags.rollouts,
-        Clock(workload, tags.write),
-        tags,
-        tags.format,
-        Limits(max_turns=MAX_INTERACTIONS + 1),
-    )
+    play_all(tags.rollouts, Clock(workload, tags.write), tags, tags.format, limits)
     seconds = time.perf_counter() - started
     check([len(rollout.turns) - 1 for rollout in tags.rollouts], workload)
     return seconds
@@ -288,7 +288,7 @@ class ToolCalls:
         ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
         return ids, self.workload.lengths[rollout][turn]
 
-    def tool(self) -> Any:
+    def tool(self) -> Callable[..., Any]:
         async def ask(rollout: int, turn: int) -> str:
             """Ask the large model.
 
@@ -302,7 +302,9 @@ class ToolCalls:
         return ask
 
 
-def make_trl_loop(kind: Any, tool: Any, **options: Any) -> Any:
+def make_trl_loop(
+    loop_class: type[_AsyncRolloutLoop], tool: Callable[..., Any], **options: Any
+) -> _AsyncRolloutLoop:
     """An `_AsyncRolloutLoop` of which only `_generate_one` is called."""
     from datasets import Dataset
 
@@ -313,7 +315,7 @@ def make_trl_loop(kind: Any, tool: Any, **options: Any) -> Any:
     # Nothing reads them, and the process must not wait at its end for a reader.
     for queue in (finished, raised, metrics):
         queue.cancel_join_thread()
-    return kind(
+    return loop_class(
         model_name="policy",
         dataset=Dataset.from_list([{"prompt": []}]),
         reward_funcs=[lambda **columns: [0.0]],
@@ -373,6 +375,7 @@ def play_trl(workload: Workload) -> float:
         time.sleep(workload.scale * (max(lengths) * STEP + sum(lengths) * STEP_PER_ROW))
         return [ids for ids, _ in turns], None
 
+    # A model that is never computed with, and a trainer around it.
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=16,
@@ -401,6 +404,8 @@ def play_trl(workload: Workload) -> float:
             train_dataset=Dataset.from_list(training_rows),
             tools=[tool],
         )
+
+        # What `train` would prepare.
         trainer._generate_single_turn = sample
         prompts = prompts_of(workload)
         trainer._sync_tool_dicts = [{} for _ in prompts]
@@ -484,7 +489,8 @@ def main() -> None:
     scale = 1 / 16 if arguments.quick else 1 / 8
     rollout_counts = (64,) if arguments.quick else (64, 256)
     cells = list(product(rollout_counts, TURNS, REPLIES))
-    for play in (play_ours, play_trl_async):  # imports and threads
+    # A first run of each imports and starts threads.
+    for play in (play_ours, play_trl_async):
         play(Workload.draw(8, 20, 0.4, 0.1, scale, 0))
     rows = [measure(*cell, scale, arguments.seed, with_trl=cell is cells[0]) for cell in cells]
     print(table(rows))

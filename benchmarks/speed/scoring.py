@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 from agentic_prompting.evaluation import find_metrics, format_scores, score_records
 
 TRAJECTORIES = 10_000
 
 
-def make_records(n: int, seed: int = 0) -> list[dict]:
+def make_records(n: int, seed: int = 0) -> list[dict[str, Any]]:
     """Records in the form of the evaluation harness, with an agent's turns."""
     rng = random.Random(seed)
     words = ["the", "a", "Nairobi", "castle", "river", "of", "king", "1975", "Seoul", "north"]
@@ -23,23 +24,18 @@ def make_records(n: int, seed: int = 0) -> list[dict]:
     def text() -> str:
         return " ".join(rng.choices(words, k=rng.randint(1, 6)))
 
-    request = (
-        "<think>what is asked for ?</think> <interaction_prompt>where is {} ?</interaction_prompt>"
-    )
-    return [
-        {
-            "answer": (answer := text()),
-            "answers": [text(), text()],
-            "trajectory": {
-                "turns": [
-                    {"text": request.format(text())},
-                    {"text": request.format(text())},
-                    {"text": f"<think>done</think> <answer>{answer}</answer>"},
-                ]
-            },
-        }
-        for _ in range(n)
-    ]
+    def ask() -> dict[str, str]:
+        thought = "<think>what is asked for ?</think>"
+        return {"text": f"{thought} <interaction_prompt>where is {text()} ?</interaction_prompt>"}
+
+    records = []
+    for _ in range(n):
+        answer = text()
+        record: dict[str, Any] = {"answer": answer, "answers": [text(), text()]}
+        last_turn = {"text": f"<think>done</think> <answer>{answer}</answer>"}
+        record["trajectory"] = {"turns": [ask(), ask(), last_turn]}
+        records.append(record)
+    return records
 
 
 def main() -> None:

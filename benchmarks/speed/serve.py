@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from typing import Any
 
 import openai
 
@@ -24,9 +25,8 @@ async def seconds_for(
 
     async def ask(question: str) -> None:
         async with slots:
-            await client.chat.completions.create(
-                model=model, messages=[{"role": "user", "content": question}]
-            )
+            messages: Any = [{"role": "user", "content": question}]
+            await client.chat.completions.create(model=model, messages=messages)
 
     started = time.perf_counter()
     await asyncio.gather(*(ask(question) for question in questions))
@@ -40,10 +40,12 @@ async def measure(url: str, model: str, requests: int) -> None:
     ) as client:
         await seconds_for(client, model, questions[:4], 4)  # warm
         for at_once in (1, 8, requests):
-            asked = questions[: 20 if at_once == 1 else requests]
-            seconds = await seconds_for(client, model, asked, at_once)
+            question_count = 20 if at_once == 1 else requests
+            batch = questions[:question_count]
+            seconds = await seconds_for(client, model, batch, at_once)
+            speed = len(batch) / seconds
             print(
-                f"{at_once:4} at once: {len(asked) / seconds:6.1f} answers a second ({len(asked)} in {seconds:.1f} s)"
+                f"{at_once:4} at once: {speed:6.1f} answers a second ({len(batch)} in {seconds:.1f} s)"
             )
 
 

@@ -16,11 +16,12 @@ class StepTimes(TrainerCallback):
         self.cpu: list[float] = []
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._began = time.perf_counter(), time.process_time()
+        self._wall_start = time.perf_counter()
+        self._cpu_start = time.process_time()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.wall.append(time.perf_counter() - self._began[0])
-        self.cpu.append(time.process_time() - self._began[1])
+        self.wall.append(time.perf_counter() - self._wall_start)
+        self.cpu.append(time.process_time() - self._cpu_start)
 
     def after_first(self) -> StepTimes:
         """These times without the first step, which allocates."""

@@ -39,17 +39,17 @@ def measure(pairs: int, scale: float) -> list[dict[str, float]]:
     from agentic_prompting.llm import spans, start_traces
 
     start_traces()
-    on: Any = spans._traces
+    traces: Any = spans._traces
     rows = []
     for pair in range(-1, pairs):  # the first warms up
         workload = Workload.draw(64, 150, 0.6, 2.0, scale, pair)
         row = {}
         for name in sorted(("with", "without"), reverse=bool(pair % 2)):
-            spans._traces = on if name == "with" else None
+            spans._traces = traces if name == "with" else None
             row[name] = play_ours(workload)
         if pair >= 0:
             rows.append(row)
-    on.api.get_tracer_provider().force_flush()
+    traces.api.get_tracer_provider().force_flush()
     return rows
 
 
@@ -65,9 +65,8 @@ def main() -> None:
     sink = subprocess.Popen([sys.executable, "-c", SINK], stdout=subprocess.PIPE, text=True)
     try:
         assert sink.stdout is not None
-        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = (
-            f"http://127.0.0.1:{int(sink.stdout.readline())}"
-        )
+        port = int(sink.stdout.readline())
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{port}"
         rows = measure(8, 1 / 4 if arguments.quick else 1)
     finally:
         sink.kill()

@@ -25,6 +25,7 @@ overhead, observed`.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import random
@@ -34,7 +35,8 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,13 +107,14 @@ def settings(folder: Path, steps: int) -> dict[str, Any]:
 
 
 def rows() -> Dataset:
+    questions = [f"which country {number} ?" for number in range(8)]
     return Dataset.from_list(
-        [{"question": f"which country {i} ?", "answers": ["Kenya"]} for i in range(8)]
+        [{"question": question, "answers": ["Kenya"]} for question in questions]
     )
 
 
-def reward(completions: Any, **columns: Any) -> list[float]:
-    return [float(i % 2) for i in range(len(completions))]
+def reward(completions: Sequence[Any], **columns: Any) -> list[float]:
+    return [float(number % 2) for number in range(len(completions))]
 
 
 class Script:
@@ -131,21 +134,20 @@ class Script:
         thought = " ".join(random.Random(request.seed).choices(WORDS, k=24))
         if request.context.count(self.opening) == 3:
             return f"<think> {thought} </think> <answer> Kenya </answer>"
-        return (
-            f"<think> {thought} </think> <interaction_prompt> which country ? </interaction_prompt>"
-        )
+        request_text = "<interaction_prompt> which country ? </interaction_prompt>"
+        return f"<think> {thought} </think> {request_text}"
 
 
 class StepTimes(TrainerCallback):
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self._began = 0.0
+        self._started = 0.0
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._began = time.perf_counter()
+        self._started = time.perf_counter()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.seconds.append(time.perf_counter() - self._began)
+        self.seconds.append(time.perf_counter() - self._started)
 
 
 def our_trainer(folder: Path, layers: int, steps: int = 2) -> MultiTurnGRPOTrainer:
@@ -167,9 +169,8 @@ def make_batch(trainer: MultiTurnGRPOTrainer) -> dict[str, Any]:
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     dataset = rows()
-    return trainer._generate_and_score_completions(
-        [dict(dataset[i // GROUP]) for i in range(2 * GROUP)]
-    )
+    batch_rows = [dict(dataset[number // GROUP]) for number in range(2 * GROUP)]
+    return trainer._generate_and_score_completions(batch_rows)
 
 
 # --- the head ---------------------------------------------------------------------------------------------------
@@ -177,24 +178,33 @@ def make_batch(trainer: MultiTurnGRPOTrainer) -> dict[str, Any]:
 
 def loss_as_trl_does(trainer: MultiTurnGRPOTrainer, batch: dict[str, Any]) -> torch.Tensor:
     """The loss with every token of the conversation labelled."""
-    compute = GRPOTrainer._compute_loss
-    trainer_kind = type(trainer)
-    ours = trainer_kind._get_per_token_logps_and_entropies
-    trainer_kind._get_per_token_logps_and_entropies = GRPOTrainer._get_per_token_logps_and_entropies
+    trainer_class = type(trainer)
+    ours = trainer_class._get_per_token_logps_and_entropies
+    trainer_class._get_per_token_logps_and_entropies = (
+        GRPOTrainer._get_per_token_logps_and_entropies
+    )
     try:
-        return compute(trainer, trainer.model, batch)
+        return GRPOTrainer._compute_loss(trainer, trainer.model, batch)
     finally:
-        trainer_kind._get_per_token_logps_and_entropies = ours
+        trainer_class._get_per_token_logps_and_entropies = ours
 
 
 def loss_as_we_do(trainer: MultiTurnGRPOTrainer, batch: dict[str, Any]) -> torch.Tensor:
     return trainer._compute_loss(trainer.model, prepare_loss_inputs(batch))
 
 
-def timed(
+@dataclass
+class Update:
+    """The loss of a batch, its gradients, and the seconds of both."""
+
+    seconds: float
+    loss: float
+    gradients: list[torch.Tensor]
+
+
+def compute_update(
     loss_of: Callable[..., torch.Tensor], trainer: MultiTurnGRPOTrainer, batch: dict[str, Any]
-) -> tuple[float, float, list[torch.Tensor]]:
-    """Seconds of loss and gradients, the loss, the gradients."""
+) -> Update:
     trainer.model.zero_grad(set_to_none=True)
     _wait()
     started = time.perf_counter()
@@ -202,11 +212,12 @@ def timed(
     loss.backward()
     _wait()
     seconds = time.perf_counter() - started
-    return (
-        seconds,
-        loss.item(),
-        [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None],
-    )
+    gradients = [
+        parameter.grad.clone()
+        for parameter in trainer.model.parameters()
+        if parameter.grad is not None
+    ]
+    return Update(seconds, loss.item(), gradients)
 
 
 def _wait() -> None:
@@ -223,7 +234,8 @@ class ResidentPeak:
     """The largest size of this process in bytes while the context lasts, sampled every millisecond."""
 
     def __enter__(self) -> ResidentPeak:
-        self.before = self.largest = self._now()
+        self.before = self._now()
+        self.largest = self.before
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
@@ -242,30 +254,33 @@ class ResidentPeak:
             self.largest = max(self.largest, self._now())
 
 
-def peak_mb(name: str, layers: int, queue: Any) -> None:
-    """The peak memory of one batch's loss and gradients, in addition to the memory used before."""
+def put_peak_mb(name: str, layers: int, queue: Any) -> None:
+    """The peak memory of one batch's loss and gradients, in addition to the memory used before; put into the queue."""
     torch.set_num_threads(1)
     skip_unlabelled(True)
+    loss_of = globals()[name]
     with tempfile.TemporaryDirectory() as folder:
         trainer = our_trainer(Path(folder), layers)
         batch = make_batch(trainer)
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            timed(globals()[name], trainer, batch)
-            queue.put((torch.cuda.max_memory_allocated() - before) / 1e6)
+            compute_update(loss_of, trainer, batch)
+            peak_bytes = torch.cuda.max_memory_allocated() - before
         else:
             with ResidentPeak() as peak:
-                timed(globals()[name], trainer, batch)
-            queue.put((peak.largest - peak.before) / 1e6)
+                compute_update(loss_of, trainer, batch)
+            peak_bytes = peak.largest - peak.before
+        queue.put(peak_bytes / 1e6)
 
 
 def measure_memory(layers: int) -> dict[str, float]:
+    """MB of each loss, by its function's name, each in a fresh process."""
     context = multiprocessing.get_context("spawn")
     peaks = {}
     for name in ("loss_as_trl_does", "loss_as_we_do"):
         queue = context.Queue()
-        process = context.Process(target=peak_mb, args=(name, layers, queue))
+        process = context.Process(target=put_peak_mb, args=(name, layers, queue))
         process.start()
         peaks[name] = queue.get(timeout=300)
         process.join()
@@ -275,117 +290,143 @@ def measure_memory(layers: int) -> dict[str, float]:
 def measure_head(folder: Path, layers: int, repeats: int) -> dict[str, Any]:
     trainer = our_trainer(folder, layers)
     batch = make_batch(trainer)
-    observed = (
-        1 - (batch["completion_mask"] * batch["tool_mask"]).sum() / batch["completion_mask"].sum()
-    )
+    token_count = batch["completion_mask"].sum()
+    agent_count = (batch["completion_mask"] * batch["tool_mask"]).sum()
     result: dict[str, Any] = {
-        "observed": round(float(observed), 3),
-        "tokens": int(batch["completion_mask"].sum()),
+        "observed": round(float(1 - agent_count / token_count), 3),
+        "tokens": int(token_count),
     }
-    forced = [True] if torch.cuda.is_available() else [True, False]
-    for skip in forced:
-        if not torch.cuda.is_available():
-            skip_unlabelled(skip)
-        timed(loss_as_trl_does, trainer, batch)  # warms up
-        runs = [
-            (timed(loss_as_trl_does, trainer, batch), timed(loss_as_we_do, trainer, batch))
-            for _ in range(repeats)
-        ]
-        plain_s, ours_s = (statistics.median(run[side][0] for run in runs) for side in (0, 1))
-        suffix = "" if skip else "_cpu"
-        result |= {f"trl_s{suffix}": round(plain_s, 3), f"ours_s{suffix}": round(ours_s, 3)}
-        result[f"head_ratio{suffix}"] = round(plain_s / ours_s, 2)
-        if skip:
-            (_, plain_loss, plain), (_, our_loss, ours) = runs[0]
-            result["loss_difference"] = abs(plain_loss - our_loss)
-            largest = max(float(gradient.abs().max()) for gradient in plain)
-            differs = max(float((a - b).abs().max()) for a, b in zip(plain, ours, strict=True))
-            result["gradient_difference"] = differs / largest
+    on_gpu = torch.cuda.is_available()
+    for skips in [True] if on_gpu else [True, False]:
+        if not on_gpu:
+            skip_unlabelled(skips)
+
+        # Both losses in turns.
+        compute_update(loss_as_trl_does, trainer, batch)  # warms up
+        trl_updates = []
+        our_updates = []
+        for _ in range(repeats):
+            trl_updates.append(compute_update(loss_as_trl_does, trainer, batch))
+            our_updates.append(compute_update(loss_as_we_do, trainer, batch))
+        trl_s = statistics.median(update.seconds for update in trl_updates)
+        ours_s = statistics.median(update.seconds for update in our_updates)
+        suffix = "" if skips else "_cpu"
+        result[f"trl_s{suffix}"] = round(trl_s, 3)
+        result[f"ours_s{suffix}"] = round(ours_s, 3)
+        result[f"head_ratio{suffix}"] = round(trl_s / ours_s, 2)
+        if skips:
+            plain = trl_updates[0]
+            ours = our_updates[0]
+            result["loss_difference"] = abs(plain.loss - ours.loss)
+            result["gradient_difference"] = relative_difference(plain.gradients, ours.gradients)
     return result
+
+
+def relative_difference(expected: list[torch.Tensor], actual: list[torch.Tensor]) -> float:
+    """The largest difference of a component, relative to the largest component."""
+    largest = max(float(gradient.abs().max()) for gradient in expected)
+    pairs = zip(expected, actual, strict=True)
+    difference = max(float((first - second).abs().max()) for first, second in pairs)
+    return difference / largest
 
 
 # --- a real model on a CPU ----------------------------------------------------------------------------------------
 
 
+@dataclass
+class Conversations:
+    """Rows of a batch: ids and attention mask of whole rows, and a mask of the response that marks the agent's tokens."""
+
+    ids: torch.Tensor
+    attention_mask: torch.Tensor
+    agent_mask: torch.Tensor
+
+
 def two_turns(
     rows: int = 8, prompt: int = 100, turn: int = 24, observation: int = 80
-) -> tuple[torch.Tensor, ...]:
-    """Random ids, attention mask and loss mask of conversations with two turns; later rows end earlier."""
-    own = torch.tensor([[1] * turn + [0] * observation + [1] * turn] * rows)
-    ids = torch.randint(
-        5, 1000, (rows, prompt + own.shape[1]), generator=torch.Generator().manual_seed(0)
-    )
-    mask = torch.ones_like(ids)
+) -> Conversations:
+    """Random conversations with two turns; later rows end earlier."""
+    agent_mask = torch.tensor([[1] * turn + [0] * observation + [1] * turn] * rows)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 1000, (rows, prompt + agent_mask.shape[1]), generator=generator)
+    attention_mask = torch.ones_like(ids)
     for row in range(1, rows):
         missing = 4 * row % turn
-        mask[row, ids.shape[1] - missing :] = 0
-        own[row, own.shape[1] - missing :] = 0
-    return ids, mask, own
+        attention_mask[row, ids.shape[1] - missing :] = 0
+        agent_mask[row, agent_mask.shape[1] - missing :] = 0
+    return Conversations(ids, attention_mask, agent_mask)
 
 
-def update_seconds(
-    model: Any, precision: str, batch: tuple[torch.Tensor, ...]
+def time_update(
+    model: torch.nn.Module, precision: str, batch: Conversations
 ) -> tuple[float, float]:
     """Seconds of the processor for the loss of a batch and its gradients, and the loss."""
-    ids, mask, own = batch
+    agent_mask = batch.agent_mask
     trainer = SimpleNamespace(accelerator=Accelerator(cpu=True, mixed_precision=precision))
     model.zero_grad(set_to_none=True)
     started = time.process_time()
     score = GRPOTrainer._get_per_token_logps_and_entropies
-    logps, _, _ = score(trainer, ScoredTokensModel(model, own), ids, mask, own.shape[1])
-    loss = -(logps * own * torch.linspace(-1, 1, len(ids)).unsqueeze(1)).sum() / own.sum()
+    logps, _, _ = score(
+        trainer,
+        ScoredTokensModel(model, agent_mask),
+        batch.ids,
+        batch.attention_mask,
+        agent_mask.shape[1],
+    )
+    advantages = torch.linspace(-1, 1, len(batch.ids)).unsqueeze(1)
+    loss = -(logps * agent_mask * advantages).sum() / agent_mask.sum()
     loss.backward()
     return time.process_time() - started, loss.item()
+
+
+def load_model(folder: str, way: str) -> torch.nn.Module:
+    """A real model that trains in one way, with TRL's head."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    add_fused_lm_head(model)
+    if way == "lora":
+        lora = LoraConfig(r=16, target_modules="all-linear", init_lora_weights=False)
+        model = get_peft_model(model, lora)
+    model.train()
+    return model
 
 
 def measure_updates(folder: str, quick: bool = False) -> list[dict[str, Any]]:
     """One row for each way of training and precision."""
     batch = two_turns(rows=2 if quick else 8)
     repeats = 1 if quick else 3
+    selectable_backbone = loss_of_trainer.selectable_backbone
+    # Without a backbone of its own the head takes every position.
+    backbones = {"every": lambda model: None, "scored": selectable_backbone}
     rows = []
-    select = loss_of_trainer.selectable_backbone
-    for way in ("lora", "full"):
-        for precision in ("bf16", "no"):
-            AcceleratorState._reset_state(True)
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-            add_fused_lm_head(model)
-            if way == "lora":
-                model = get_peft_model(
-                    model, LoraConfig(r=16, target_modules="all-linear", init_lora_weights=False)
-                )
-            model.train()
-            seconds: dict[str, list[float]] = {"every": [], "scored": []}
-            losses = {}
-            for _ in range(repeats):
-                for positions in seconds:
-                    select_none = positions == "every"
-                    loss_of_trainer.selectable_backbone = (
-                        (lambda model: None) if select_none else select
-                    )
-                    spent, losses[positions] = update_seconds(model, precision, batch)
-                    seconds[positions].append(spent)
-            loss_of_trainer.selectable_backbone = select
-            every = min(seconds["every"])
-            scored = min(seconds["scored"])
-            rows.append(
-                {
-                    "way": way,
-                    "precision": "float32" if precision == "no" else precision,
-                    "every_position_s": round(every, 2),
-                    "scored_positions_s": round(scored, 2),
-                    "ratio": round(every / scored, 2),
-                    "loss_difference": abs(losses["every"] - losses["scored"]),
-                }
-            )
+    for way, precision in itertools.product(("lora", "full"), ("bf16", "no")):
+        AcceleratorState._reset_state(True)
+        model = load_model(folder, way)
+        seconds: dict[str, list[float]] = {"every": [], "scored": []}
+        losses: dict[str, float] = {}
+        for _, positions in itertools.product(range(repeats), backbones):
+            loss_of_trainer.selectable_backbone = backbones[positions]
+            update_s, losses[positions] = time_update(model, precision, batch)
+            seconds[positions].append(update_s)
+        loss_of_trainer.selectable_backbone = selectable_backbone
+        every_s = min(seconds["every"])
+        scored_s = min(seconds["scored"])
+        rows.append(
+            {
+                "way": way,
+                "precision": "float32" if precision == "no" else precision,
+                "every_position_s": round(every_s, 2),
+                "scored_positions_s": round(scored_s, 2),
+                "ratio": round(every_s / scored_s, 2),
+                "loss_difference": abs(losses["every"] - losses["scored"]),
+            }
+        )
     return rows
 
 
 # --- the trainer around it ----------------------------------------------------------------------------------------
 
 
-def plain_trainer(
-    folder: Path, layers: int, steps: int, handed_over: dict[str, Any]
-) -> GRPOTrainer:
+def plain_trainer(folder: Path, layers: int, steps: int, tokens: dict[str, Any]) -> GRPOTrainer:
     """TRL's own trainer with the tokens of our rollouts."""
     tokenizer = world_tokenizer()
     prompts = [{"prompt": [{"role": "user", "content": row["question"]}]} for row in rows()]
@@ -395,36 +436,42 @@ def plain_trainer(
         args=GRPOConfig(**settings(folder, steps)),
         train_dataset=Dataset.from_list(prompts),
         processing_class=tokenizer,
-        rollout_func=lambda prompts, trainer: dict(handed_over),
+        rollout_func=lambda prompts, trainer: dict(tokens),
     )
 
 
-def measure_overhead(folder: Path, layers: int, rounds: int, steps: int) -> dict[str, Any]:
+def capture_tokens(folder: Path, layers: int) -> dict[str, Any]:
+    """The tokens of a batch of our rollouts, as our trainer gives them to TRL."""
     from agentic_prompting.trainers.rollouts import Batch
 
     captured: dict[str, Any] = {}
-    hand_over = Batch.to_trl
+    to_trl = Batch.to_trl
 
-    def capturing(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        captured.update(hand_over(*args, **kwargs))
+    def capture(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        captured.update(to_trl(*args, **kwargs))
         return dict(captured)
 
-    Batch.to_trl = capturing  # type: ignore[method-assign]
-    make_batch(our_trainer(folder / "first", layers))
-    Batch.to_trl = hand_over  # type: ignore[method-assign]
+    Batch.to_trl = capture  # type: ignore[method-assign]
+    make_batch(our_trainer(folder, layers))
+    Batch.to_trl = to_trl  # type: ignore[method-assign]
     captured.pop("rollout")
+    return captured
+
+
+def measure_overhead(folder: Path, layers: int, rounds: int, steps: int) -> dict[str, Any]:
+    tokens = capture_tokens(folder / "first", layers)
     if not torch.cuda.is_available():
         skip_unlabelled(False)
     ours = StepTimes()
     plain = StepTimes()
     for number in range(rounds):
+        run_folder = folder / f"{number}"
         for times in (ours, plain) if number % 2 else (plain, ours):
-            where = folder / f"{number}"
-            trainer: Any = (
-                our_trainer(where, layers, steps)
-                if times is ours
-                else plain_trainer(where, layers, steps, captured)
-            )
+            trainer: GRPOTrainer
+            if times is ours:
+                trainer = our_trainer(run_folder, layers, steps)
+            else:
+                trainer = plain_trainer(run_folder, layers, steps, tokens)
             trainer.add_callback(times)
             trainer.train()
             del times.seconds[-steps]  # the first step of a run allocates
@@ -435,6 +482,29 @@ def measure_overhead(folder: Path, layers: int, rounds: int, steps: int) -> dict
         "plain_step_s": round(plain_s, 3),
         "overhead": round(ours_s / plain_s, 3),
     }
+
+
+def measure_random_model(arguments: argparse.Namespace) -> None:
+    """Print the figures of the head and of the whole step, for a model of random weights."""
+    layers = 2 if arguments.quick else 8
+    repeats = 3 if arguments.quick else 9
+    rounds = 2 if arguments.quick else 6
+    steps = 4 if arguments.quick else 6
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure_head(Path(folder), layers, repeats)
+        peaks = measure_memory(layers)
+        trl_mb = peaks["loss_as_trl_does"]
+        ours_mb = peaks["loss_as_we_do"]
+        result["trl_mb"] = round(trl_mb)
+        result["ours_mb"] = round(ours_mb)
+        result["memory_ratio"] = round(trl_mb / ours_mb, 2)
+        result |= measure_overhead(Path(folder), layers, rounds, steps)
+    result["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    print("| " + " | ".join(result) + " |")
+    print("|" + "---|" * len(result))
+    print("| " + " | ".join(map(str, result.values())) + " |")
+    if arguments.json:
+        print(json.dumps(result))
 
 
 def main() -> None:
@@ -464,23 +534,7 @@ def main() -> None:
             }
             print(json.dumps(result))
         return
-    layers = 2 if arguments.quick else 8
-    with tempfile.TemporaryDirectory() as folder:
-        result = measure_head(Path(folder), layers, repeats=3 if arguments.quick else 9)
-        peaks = measure_memory(layers)
-        result |= {
-            "trl_mb": round(peaks["loss_as_trl_does"]),
-            "ours_mb": round(peaks["loss_as_we_do"]),
-        }
-        result["memory_ratio"] = round(peaks["loss_as_trl_does"] / peaks["loss_as_we_do"], 2)
-        rounds, steps = (2, 4) if arguments.quick else (6, 6)
-        result |= measure_overhead(Path(folder), layers, rounds, steps)
-    result["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    print("| " + " | ".join(result) + " |")
-    print("|" + "---|" * len(result))
-    print("| " + " | ".join(map(str, result.values())) + " |")
-    if arguments.json:
-        print(json.dumps(result))
+    measure_random_model(arguments)
 
 
 if __name__ == "__main__":

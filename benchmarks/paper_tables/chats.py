@@ -56,25 +56,23 @@ class JudgedSystem(System):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return {
-            **self.system.settings,
-            "judge": str(getattr(self.judge.chat, "model", type(self.judge.chat).__name__)),
-        }
+        chat = self.judge.chat
+        judge = str(getattr(chat, "model", type(chat).__name__))
+        return {**self.system.settings, "judge": judge}
 
     async def answer(self, row: Row, seed: int) -> Answer:
         answer = await self.system.answer(row, seed)
         if answer.whole is None:
             return answer
-        return replace(
-            answer, judged=await self.judge(row["question"], answer.whole, row["answers"])
-        )
+        verdict = await self.judge(row["question"], answer.whole, row["answers"])
+        return replace(answer, judged=verdict)
 
 
 class CallCount:
     """A counter of calls with a limit. Models can share one, because an optimiser's budget is for all its calls.
 
     Args:
-        most (`int`, *optional*): The limit; none by default.
+        most (`int`, *optional*): The number of calls that may be made; any number by default.
     """
 
     def __init__(self, most: int | None = None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -129,19 +129,18 @@ class TableConfig:
 
     def metrics_of(self, task: str) -> list[str] | None:
         """The metrics of a task; `None` for the task's own."""
-        if self.metrics is None or not isinstance(self.metrics, Mapping):
-            return None if self.metrics is None else list(self.metrics)
-        metrics = self.metrics.get(task, self.metrics.get("default"))
+        metrics = self.metrics
+        if isinstance(metrics, Mapping):
+            metrics = metrics.get(task, metrics.get("default"))
         return None if metrics is None else list(metrics)
 
     def baseline_of(self, system: SystemConfig, name: str | None = None) -> str:
         """The baseline (or the one called `name`) that a system is compared with."""
         name = name or self.baseline or ""
-        return (
-            f"{name}, {system.group}"
-            if system.group and name not in {one.name for one in self.systems}
-            else name
-        )
+        names = {system.name for system in self.systems}
+        if system.group and name not in names:
+            return f"{name}, {system.group}"
+        return name
 
 
 def load_config(path: str | Path) -> TableConfig:
@@ -153,26 +152,31 @@ def load_config(path: str | Path) -> TableConfig:
     """
     import yaml
 
+    # The file's text.
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, Mapping):
         raise ValueError(f"{path}: expected settings by name, got {type(values).__name__}")
-    known = {setting.name for setting in fields(TableConfig)}
-    _check_names(values, known, str(path))
+
+    # The table's fields.
+    field_names = {setting.name for setting in fields(TableConfig)}
+    _check_names(values, field_names, str(path))
     for needed in ("title", "systems", "tasks"):
         if not values.get(needed):
             raise ValueError(f"{path}: `{needed}` is missing")
+
+    # Its systems, each perhaps with several models.
     each_of = values.get("each_of", ())
     _check_names(each_of, values.get("models", {}), f"{path}, each_of")
-    systems = [
-        one
-        for name, own in values["systems"].items()
-        for one in _systems(name, own or {}, each_of, path)
-    ]
+    systems: list[SystemConfig] = []
+    for name, settings in values["systems"].items():
+        systems += _systems(name, settings or {}, each_of, path)
     config = TableConfig(**{**values, "systems": systems})
-    _check_names(config.sandbox, known, f"{path}, sandbox")
+
+    # Names within the fields.
+    _check_names(config.sandbox, field_names, f"{path}, sandbox")
     for name, model in config.models.items():
         _check_names(model, _MODEL_SETTINGS, f"{path}, model {name}")
     for name in filter(None, (config.baseline, *config.marks)):
@@ -187,22 +191,32 @@ def _systems(
     name: str, values: Mapping[str, Any], each_of: Sequence[str], path: str | Path
 ) -> list[SystemConfig]:
     """A system, or one for each of the models."""
-    kind = values.get("kind", name)
-    _check_names([kind], set(KINDS), f"{path}, kind of {name}")
+    system_kind = values.get("kind", name)
+    _check_names([system_kind], set(KINDS), f"{path}, kind of {name}")
     settings = {key: value for key, value in values.items() if key != "kind"}
-    _check_names(settings, KINDS[kind], f"{path}, system {name} ({kind})")
-    role = next((role for role in ("model", "environment") if role in KINDS[kind]), None)
+    _check_names(settings, KINDS[system_kind], f"{path}, system {name} ({system_kind})")
+
+    # The setting that names a model of `each_of`.
+    if "model" in KINDS[system_kind]:
+        role = "model"
+    elif "environment" in KINDS[system_kind]:
+        role = "environment"
+    else:
+        role = None
     if not each_of or role is None or role in settings:
-        return [SystemConfig(name, kind, settings)]
-    return [
-        SystemConfig(f"{name}, {model}", kind, {**settings, role: model}, model)
-        for model in each_of
-    ]
+        return [SystemConfig(name, system_kind, settings)]
+
+    systems = []
+    for model in each_of:
+        model_settings = {**settings, role: model}
+        systems.append(SystemConfig(f"{name}, {model}", system_kind, model_settings, group=model))
+    return systems
 
 
-def _check_names(names: Any, known: Any, where: str) -> None:
+def _check_names(names: Iterable[str], valid_names: Collection[str], where: str) -> None:
     for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"{where}: unknown {name!r}; {hint}known: {', '.join(sorted(known))}")
+        if name not in valid_names:
+            matches = difflib.get_close_matches(str(name), valid_names, n=1, cutoff=0.5)
+            hint = f"did you mean {matches[0]!r}? " if matches else ""
+            listing = ", ".join(sorted(valid_names))
+            raise ValueError(f"{where}: unknown {name!r}; {hint}known: {listing}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,9 @@ def draw_figures(run: TableRun, config: TableConfig, folder: Path) -> None:
             if not bars:
                 raise ValueError("no system and task of it has such a score")
             run.files[name] = draw_bars(bars, folder / f"{name}.png", figure.get("title", name))
-            shown = {task.partition(" (")[0] for task in bars}
-            if missing := [task for task in figure.get("tasks", ()) if task not in shown]:
+            drawn_tasks = {task.partition(" (")[0] for task in bars}
+            missing = [task for task in figure.get("tasks", ()) if task not in drawn_tasks]
+            if missing:
                 run.left_out[f"{name}, {', '.join(missing)}"] = "no such score there"
         except (ImportError, ValueError) as error:
             run.left_out[name] = f"not drawn: {error}"
@@ -52,22 +54,27 @@ def bars_of(
     from .estimates import wald_of  # here: as a script this file is in no package
 
     bars: dict[str, dict[str, Estimate]] = {}
-    wanted = figure.get("tasks")
+    tasks = figure.get("tasks")
+    systems = figure.get("systems")
     metric = figure.get("metric", "first")
     for result in evaluation.results:
+        # A task is named without its stand-in, a system with its model or without.
         task = result.task.partition(" (")[0]
         base = result.system.partition(",")[0]
-        if (wanted and task not in wanted) or not {base, result.system} & set(
-            figure.get("systems", [base])
-        ):
+        if tasks and task not in tasks:
             continue
-        name = metric.get(task, metric.get("default")) if isinstance(metric, Mapping) else metric
+        if systems is not None and base not in systems and result.system not in systems:
+            continue
+
+        name = metric
+        if isinstance(metric, Mapping):
+            name = metric.get(task, metric.get("default"))
         if name == "wald":
             estimate = wald_of(result)
+        elif name == "first":
+            estimate = next(iter(result.estimates.values()), None)
         else:
-            estimate = result.estimates.get(
-                next(iter(result.estimates), "") if name == "first" else name
-            )
+            estimate = result.estimates.get(name)
         if estimate is not None:
             bars.setdefault(result.task, {})[result.system] = estimate
     return bars
@@ -79,7 +86,7 @@ def draw_bars(bars: Mapping[str, Mapping[str, Estimate]], path: Path, title: str
     Raises:
         `ImportError`: If matplotlib is missing.
     """
-    systems = list(dict.fromkeys(system for by_system in bars.values() for system in by_system))
+    systems = list(dict.fromkeys(chain.from_iterable(bars.values())))
     figure = figure_class()(
         figsize=(2 + max(2.0, 0.16 * len(systems)) * len(bars), 4), layout="constrained"
     )
@@ -98,11 +105,17 @@ def draw_bars(bars: Mapping[str, Mapping[str, Estimate]], path: Path, title: str
         ]
         colour, _ = LINES[number % len(LINES)]
         hatch = _HATCHES[number // len(LINES) % len(_HATCHES)]
-        positions = [
-            position + (number - (len(systems) - 1) / 2) * width for position, _ in estimates
-        ]
-        look = {"color": colour, "hatch": hatch, "label": system, "error_kw": {"linewidth": 0.8}}
-        axis.bar(positions, means, 0.92 * width, yerr=spread, **look)
+        offset = (number - (len(systems) - 1) / 2) * width
+        axis.bar(
+            [position + offset for position, _ in estimates],
+            means,
+            0.92 * width,
+            yerr=spread,
+            color=colour,
+            hatch=hatch,
+            label=system,
+            error_kw={"linewidth": 0.8},
+        )
     axis.set_xticks(
         range(len(bars)), [task.replace(" (", "\n(") for task in bars], fontsize="x-small"
     )
@@ -148,18 +161,18 @@ def draw_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> 
 def write_case(evaluation: Evaluation, system: str, path: Path) -> Path:
     """One question across methods, answers and scores (Prompt-R1, Figure 9): of those that `system` answers right, the
     one that the fewest others do."""
-    exact = find_metrics(["exact_match", "token_f1"])
+    metrics = find_metrics(["exact_match", "token_f1"])
     records = [record for record in evaluation.records if record["run"] == 0]
-    scores = score_records(records, exact)
+    scores = score_records(records, metrics)
+
+    # By question: the number of each system's record.
     cases: dict[tuple[str, int], dict[str, int]] = {}
     for number, record in enumerate(records):
         cases.setdefault((record["task"], record["place"]), {})[record["system"]] = number
 
     def worth(case: Mapping[str, int]) -> tuple[float, float]:
-        others = [
-            scores["exact_match"][number] or 0.0 for name, number in case.items() if name != system
-        ]
-        return scores["exact_match"][case[system]] or 0.0, -sum(others)
+        matches = {name: scores["exact_match"][number] or 0.0 for name, number in case.items()}
+        return matches[system], -sum(match for name, match in matches.items() if name != system)
 
     case = max((case for case in cases.values() if system in case), key=worth)
     row = records[case[system]]
@@ -173,29 +186,28 @@ def write_case(evaluation: Evaluation, system: str, path: Path) -> Path:
     ]
     for name, number in case.items():
         record = records[number]
-        em, f1 = (scores[metric][number] for metric in exact)
-        shown = "no score" if em is None or f1 is None else f"exact match {em:.2f}, F1 {f1:.2f}"
-        lines += [
-            f"## {name}: {shown}",
-            "",
-            *(f"> {line}" for line in _said(record).splitlines()),
-            "",
-        ]
+        em = scores["exact_match"][number]
+        f1 = scores["token_f1"][number]
+        if em is None or f1 is None:
+            score_text = "no score"
+        else:
+            score_text = f"exact match {em:.2f}, F1 {f1:.2f}"
+        quoted = [f"> {line}" for line in _answer_text(record).splitlines()]
+        lines += [f"## {name}: {score_text}", "", *quoted, ""]
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
 
 
-def _said(record: Mapping[str, Any]) -> str:
+def _answer_text(record: Mapping[str, Any]) -> str:
     """The whole answer as text: an agent's conversation, or a model's reply."""
     trajectory = record.get("trajectory")
     if isinstance(trajectory, Mapping) and "turns" in trajectory:
-        texts = [turn["text"] for turn in trajectory["turns"]]
+        turns = [turn["text"] for turn in trajectory["turns"]]
         replies = [
             f"[reply] {observation['text']}" for observation in trajectory.get("observations", [])
         ]
-        return "\n".join(
-            text for pair in zip(texts, [*replies, ""], strict=False) for text in pair if text
-        )
+        texts = chain.from_iterable(zip(turns, [*replies, ""], strict=False))
+        return "\n".join(text for text in texts if text)
     return str(record.get("whole") or record.get("answer") or record.get("error") or "(no answer)")
 
 

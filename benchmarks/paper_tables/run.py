@@ -24,6 +24,7 @@ from agentic_prompting.evaluation import (
     save_run,
     write_tables,
 )
+from agentic_prompting.evaluation.systems import Row
 from agentic_prompting.llm import Budget, LLMError, ReplayCache, Usage, charge
 from agentic_prompting.records import only_writer
 
@@ -96,9 +97,10 @@ def run_table(
         stack.enter_context(only_writer(folder / "evaluation"))
         cache = ReplayCache(folder / "replies.sqlite")
         stack.callback(cache.close)
-        tasks, lessons, models = (
-            _sandbox_parts(config, run) if sandbox else _real_parts(config, cache, stack)
-        )
+        if sandbox:
+            tasks, lessons, models = _sandbox_parts(config, run)
+        else:
+            tasks, lessons, models = _real_parts(config, cache, stack)
         _check_calls(config, lessons)
         budget = Budget(config.budget_usd, config.budget_tokens, folder / "spending.sqlite")
         charge(budget, **{name: chat for name, (chat, _) in models.items()})
@@ -204,12 +206,11 @@ def _together(parts: Sequence[Evaluation]) -> Evaluation:
     records: list[dict[str, Any]] = []
     for part in parts:
         records += part.records
-        for key, result in {
-            (result.system, result.task): result for result in part.results
-        }.items():
+        latest = {(result.system, result.task): result for result in part.results}
+        for key, result in latest.items():
             results_of.setdefault(key, []).append(result)
-    whole = [results for results in results_of.values() if len(results) == len(parts)]
-    return Evaluation([over_seeds(results) for results in whole], records)
+    complete = [results for results in results_of.values() if len(results) == len(parts)]
+    return Evaluation([over_seeds(results) for results in complete], records)
 
 
 def _finish(
@@ -217,6 +218,8 @@ def _finish(
 ) -> None:
     """Comparisons, tables, pictures and the case."""
     answered = {result.system for result in run.evaluation.results}
+
+    # What the systems are compared with: one baseline, and those that earn them stars.
     if config.baseline is not None:
         baselines = {system.name: config.baseline_of(system) for system in config.systems}
         against = {name: baseline for name, baseline in baselines.items() if baseline in answered}
@@ -226,25 +229,48 @@ def _finish(
         for system in config.systems:
             marked = [config.baseline_of(system, name) for name in config.marks]
             marks[system.name] = [name for name in marked if name != system.name]
+
     title = config.title
     if sandbox:
         title += " (sandbox: says nothing about real models)"
     if seeds:
         title += f"; means over seeds {', '.join(map(str, seeds))}, intervals over them"
-    wald = wald_column(run.evaluation.results, marks) if marks else lambda result: {}
 
+    # Columns beside the metrics.
+    wald = wald_column(run.evaluation.results, marks) if marks else None
     notes = {**run.notes, **run.not_asked}
 
-    def extra(result: Result) -> dict[str, str]:
-        note = {"note": notes.get((result.system, result.task), "")} if notes else {}
-        return {**wald(result), **note}
+    def extra_columns(result: Result) -> dict[str, str]:
+        columns = {} if wald is None else wald(result)
+        if notes:
+            columns["note"] = notes.get((result.system, result.task), "")
+        return columns
 
-    blank = [Result(*row, {}, {}, 0, 0, {}, 0, 0, 0, 0, 0, 0) for row in run.not_asked]
-    shown = Evaluation([*run.evaluation.results, *blank])
-    run.files = write_tables(folder, shown, run.comparisons, title, extra)
+    blank_rows = [_blank_result(system, task) for system, task in run.not_asked]
+    rows = Evaluation([*run.evaluation.results, *blank_rows])
+    run.files = write_tables(folder, rows, run.comparisons, title, extra_columns)
     draw_figures(run, config, folder)
     if config.case is not None and config.case in answered:
         run.files["case"] = write_case(run.evaluation, config.case, folder / "case.md")
+
+
+def _blank_result(system: str, task: str) -> Result:
+    """The row of a system that is not asked for a task."""
+    return Result(
+        system=system,
+        task=task,
+        values={},
+        estimates={},
+        answers=0,
+        failed=0,
+        ungraded={},
+        fit_calls=0,
+        calls=0,
+        tokens=0,
+        worth_usd=0,
+        cost_usd=0,
+        seconds=0,
+    )
 
 
 Parts = tuple[list[EvaluationTask], Mapping[str, Lessons], Mapping[str, Any]]
@@ -274,23 +300,27 @@ def _real_parts(config: TableConfig, cache_of_replies: ReplayCache, stack: ExitS
         except RuntimeError as error:  # none of its sources could be loaded
             raise ValueError(" ".join(str(error).split())) from error
 
+    def load_fit_rows() -> Sequence[Row] | None:
+        if not config.fit_task:
+            return None
+        return load(config.fit_task, config.fit_rows, config.seed + 1).rows
+
     for name in config.tasks:
         task = load(name, config.n, config.seed, learn=False)
         tasks.append(replace(task, metrics=tuple(config.metrics_of(name) or task.metrics)))
-        train = _for(config.train_task, name)
-        validation = _for(config.validation_task, name)
+
+        # The rows that optimisers learn from, and those by which they choose.
+        train = _for_task(config.train_task, name)
         if train is None and config.held_out is not None and is_user_data(name):
             train = name  # the rows that are not held out
-        lessons[task.name] = Lessons(
-            name,
-            load(train, config.train_rows, config.seed + 1).rows if train else [],
-            load(validation, config.validation_rows, config.seed + 1).rows if validation else None,
-            lambda: (
-                load(config.fit_task, config.fit_rows, config.seed + 1).rows
-                if config.fit_task
-                else None
-            ),
-        )
+        train_rows: Sequence[Row] = []
+        if train:
+            train_rows = load(train, config.train_rows, config.seed + 1).rows
+        validation = _for_task(config.validation_task, name)
+        validation_rows = None
+        if validation:
+            validation_rows = load(validation, config.validation_rows, config.seed + 1).rows
+        lessons[task.name] = Lessons(name, train_rows, validation_rows, load_fit_rows)
     return tasks, lessons, models
 
 
@@ -305,8 +335,11 @@ def _part_of_file(
     return EvaluationTask(Path(name).stem, rows)
 
 
-def _for(named: str | Mapping[str, str] | None, task: str) -> str | None:
-    return named.get(task, named.get("default")) if isinstance(named, Mapping) else named
+def _for_task(setting: str | Mapping[str, str] | None, task: str) -> str | None:
+    """The value for a task of a setting that may differ between tasks."""
+    if isinstance(setting, Mapping):
+        return setting.get(task, setting.get("default"))
+    return setting
 
 
 def _sandbox_parts(config: TableConfig, run: TableRun) -> Parts:
@@ -324,8 +357,5 @@ def _sandbox_parts(config: TableConfig, run: TableRun) -> Parts:
         run.left_out["semantic_similarity"] = (
             "needs a sentence encoder, which the sandbox does without"
         )
-    return (
-        tasks,
-        lessons,
-        {name: (model, {}) for name, model in sandbox_models(config.seed).items()},
-    )
+    models = {name: (model, {}) for name, model in sandbox_models(config.seed).items()}
+    return tasks, lessons, models

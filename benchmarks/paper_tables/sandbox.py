@@ -66,18 +66,20 @@ def sandbox_task(name: str, n: int, seed: int = 0, split: str = "test") -> Evalu
         train, test = make_split(seed, n_test=256)
         rows = as_rows((test if split == "test" else train)[:n])
     else:
-        kind = SORTING if name == "sandbox_sorting" else COUNTING
+        puzzle_kind = SORTING if name == "sandbox_sorting" else COUNTING
         # One list of different puzzles, dealt in turn whatever `n` is: no question on both sides.
-        puzzles = make_puzzles(512, seed, [kind])
-        rows = puzzles[0 if split == "test" else 1 :: 2][:n]
+        puzzles = make_puzzles(512, seed, [puzzle_kind])
+        start = 0 if split == "test" else 1
+        rows = puzzles[start::2][:n]
     return EvaluationTask(name, list(rows), (_METRICS[name],))
 
 
 def sandbox_task_for(name: str) -> str:
     """The task that stands in for a data set."""
-    return next(
-        (task for task, names in _STANDS_FOR.items() if names.search(name)), "sandbox_countries"
-    )
+    for task, pattern in _STANDS_FOR.items():
+        if pattern.search(name):
+            return task
+    return "sandbox_countries"
 
 
 def stand_in_tasks(config: TableConfig) -> list[EvaluationTask]:
@@ -87,18 +89,21 @@ def stand_in_tasks(config: TableConfig) -> list[EvaluationTask]:
     """
     n = config.n or 32
     tasks = []
-    left = {name: sandbox_task(name, 256, config.seed).rows for name in SANDBOX_TASKS}
+    unused_rows = {name: sandbox_task(name, 256, config.seed).rows for name in SANDBOX_TASKS}
     for name in config.tasks:
-        kind = sandbox_task_for(name)
-        rows = left[kind][:n]
-        left[kind] = left[kind][n:]
-        wanted = [
-            metric for metric in config.metrics_of(name) or () if metric != "semantic_similarity"
-        ]
-        metrics = config.sandbox.get("metrics") or dict.fromkeys(
-            [*(one for one in wanted if one == "judged"), _METRICS[kind], *wanted]
-        )
-        tasks.append(EvaluationTask(f"{name} ({kind})", rows, tuple(metrics)))
+        stand_in_name = sandbox_task_for(name)
+        rows = unused_rows[stand_in_name][:n]
+        unused_rows[stand_in_name] = unused_rows[stand_in_name][n:]
+
+        metrics = config.sandbox.get("metrics")
+        if not metrics:
+            table_metrics = list(config.metrics_of(name) or ())
+            names = [_METRICS[stand_in_name], *table_metrics]
+            if "judged" in table_metrics:  # a table shows its verdicts first
+                names.insert(0, "judged")
+            names = [metric for metric in names if metric != "semantic_similarity"]
+            metrics = dict.fromkeys(names)  # each once
+        tasks.append(EvaluationTask(f"{name} ({stand_in_name})", rows, tuple(metrics)))
     return tasks
 
 
@@ -149,19 +154,19 @@ class SandboxEditor(ScriptedChat):
         super().__init__(self.reply)
         self.seed = seed
         self.model = f"sandbox editor {seed}"
-        self.roles: tuple[Any, ...] = (
-            PuzzleCritic(seed),
-            PuzzleOptimizer(seed),
-            PuzzleVerifier(seed),
-        )
+        # ProRefine's roles, by a heading of their requests.
+        self.roles: dict[str, PuzzleCritic | PuzzleOptimizer | PuzzleVerifier] = {
+            "\n\nOutput:\n": PuzzleCritic(seed),
+            "\n\nFeedback:\n": PuzzleOptimizer(seed),
+            "\n\nPrediction:\n": PuzzleVerifier(seed),
+        }
 
     def reply(self, messages: Sequence[Message]) -> str:
         request = messages[-1]["content"]
-        for heading, role in zip(
-            ("\n\nOutput:\n", "\n\nFeedback:\n", "\n\nPrediction:\n"), self.roles, strict=True
-        ):
-            if heading in request and request.startswith(("Question:\n", "Prompt:\n")):
-                return role.reply(messages)
+        if request.startswith(("Question:\n", "Prompt:\n")):
+            for heading, role in self.roles.items():
+                if heading in request:
+                    return role.reply(messages)
         return _edit(request, self.seed)
 
 
@@ -172,12 +177,10 @@ def sandbox_models(seed: int = 0) -> dict[str, ChatModel]:
 
 def no_way_to_answer(system: SystemConfig, task: EvaluationTask) -> str:
     """The reason not to ask a stand-in, where a score of zero would mean nothing; `""` if it is asked."""
-    trained = {"base", "folder"} & KINDS[system.kind]
-    return (
-        ""
-        if not trained or "sandbox_countries" in task.name
-        else "not asked: its policy reads countries' words alone"
-    )
+    is_trained = bool({"base", "folder"} & KINDS[system.kind])
+    if is_trained and "sandbox_countries" not in task.name:
+        return "not asked: its policy reads countries' words alone"
+    return ""
 
 
 def stand_in(system: SystemConfig, folder: Path, seed: int = 0) -> SystemConfig:
@@ -195,8 +198,9 @@ def stand_in(system: SystemConfig, folder: Path, seed: int = 0) -> SystemConfig:
     if "base" in KINDS[system.kind] or "folder" in KINDS[system.kind]:
         from .sandbox_policies import policy_for
 
-        where = policy_for(system.kind, folder / (f"policies-{seed}" if seed else "policies"), seed)
-        settings |= {name: str(where) for name in ("base", "folder") if name in KINDS[system.kind]}
+        policies = folder / (f"policies-{seed}" if seed else "policies")
+        policy = policy_for(system.kind, policies, seed)
+        settings |= {name: str(policy) for name in ("base", "folder") if name in KINDS[system.kind]}
     return replace(system, settings=settings)
 
 
@@ -205,12 +209,10 @@ def _with_answer_line(reply: Reply, max_tokens: int | None) -> Reply:
     value = value_of(reply.text)
     text = reply.text if value is None else f"Answer: {value}"
     words = text.split(" ")
-    cut = max_tokens is not None and len(words) > max_tokens
-    return Reply(
-        text=" ".join(words[:max_tokens]) if cut else text,
-        finish_reason="length" if cut else "stop",
-        usage=reply.usage,
-    )
+    if max_tokens is not None and len(words) > max_tokens:
+        text = " ".join(words[:max_tokens])
+        return Reply(text=text, finish_reason="length", usage=reply.usage)
+    return Reply(text=text, finish_reason="stop", usage=reply.usage)
 
 
 # How each optimiser shows the prompt, and the marks between which it expects the new one.
@@ -233,16 +235,21 @@ _REVISION = re.compile(
 
 def _edit(request: str, seed: int) -> str:
     rng = random.Random(f"{seed} {request}")
+
+    # E-SPL takes edits.
     if _REVISION.match(request):
-        missing = [
-            advice for advice in _ADVICE if advice not in request.partition("</instructions>")[0]
-        ]
+        instructions = request.partition("</instructions>")[0]
+        missing = [advice for advice in _ADVICE if advice not in instructions]
         edits = [{"op": "add", "text": advice} for advice in missing[: rng.randint(1, 2)]]
         return f"```json\n{json.dumps(edits)}\n```"
-    for shown, wanted in _FORMS:
-        if found := shown.search(request):
-            prompt = found[1].rpartition("<INS>")[2]
+
+    # The others take a whole prompt.
+    for request_pattern, reply_form in _FORMS:
+        match = request_pattern.search(request)
+        if match:
+            prompt = match[1].rpartition("<INS>")[2]
             missing = [advice for advice in _ADVICE if advice not in prompt]
-            new = f"{prompt}\n{rng.choice(missing)}" if missing else prompt
-            return wanted.replace("{}", new)
+            if missing:
+                prompt += f"\n{rng.choice(missing)}"
+            return reply_form.replace("{}", prompt)
     return "The answer goes wrong because the prompt says too little about how to work."

@@ -37,41 +37,43 @@ _SINGLE_TURN_STEPS = 6
 _SFT_STEPS = 60
 
 
-def policy_for(kind: str, folder: Path, seed: int = 0) -> Path:
+def policy_for(system_kind: str, folder: Path, seed: int = 0) -> Path:
     """The folder of a policy for a kind of system, trained if it is not there yet.
 
     Args:
-        kind (`str`): `agent_untrained` (the warm start), `agent`, `sft` or `grpo_single_turn`.
+        system_kind (`str`): `agent_untrained` (the warm start), `agent`, `sft` or `grpo_single_turn`.
         folder (`Path`): Where all of them are.
         seed (`int`, *optional*, defaults to `0`): Of data, weights and training.
     """
     sandbox = prepare_sandbox(folder, seed)
-    made = folder / kind
-    if kind == "agent_untrained":
+    if system_kind == "agent_untrained":
         return sandbox.model
-    if not (made / SPEC_FILE).exists():
-        _train(kind, sandbox, made, seed)
-    return made
+    policy = folder / system_kind
+    if not (policy / SPEC_FILE).exists():
+        _train(system_kind, sandbox, policy, seed)
+    return policy
 
 
-def _train(kind: str, sandbox: SandboxRun, folder: Path, seed: int) -> None:
+def _train(system_kind: str, sandbox: SandboxRun, folder: Path, seed: int) -> None:
     rows = list(sandbox.train)
     spec = AgentSpec.load(sandbox.model)
-    if kind == "sft":
-        small: dict[str, Any] = {
-            "learning_rate": 1e-3,
-            "use_cpu": True,
-            "bf16": False,
-            "per_device_train_batch_size": 32,
-            "seed": seed,
-        }
-        small |= {
-            "gradient_accumulation_steps": 1,
-            "lora_rank": None,
-        }  # a tiny model: Table 7 is a large one's
-        spec = plain_spec(spec.prompt_template, max_tokens=16)
-        train_sft(sandbox.model, rows, folder, spec, max_steps=_SFT_STEPS, **small)
-    elif kind == "grpo_single_turn":
+    if system_kind == "sft":
+        train_sft(
+            sandbox.model,
+            rows,
+            folder,
+            plain_spec(spec.prompt_template, max_tokens=16),
+            max_steps=_SFT_STEPS,
+            # Table 7 is for a large model; this one is tiny.
+            learning_rate=1e-3,
+            per_device_train_batch_size=32,
+            gradient_accumulation_steps=1,
+            lora_rank=None,
+            use_cpu=True,
+            bf16=False,
+            seed=seed,
+        )
+    elif system_kind == "grpo_single_turn":
         train_single_turn(
             sandbox.model, rows, folder, spec, max_steps=_SINGLE_TURN_STEPS, seed=seed, **_SMALL
         )

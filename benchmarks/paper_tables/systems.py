@@ -41,7 +41,10 @@ PROMPTS = {"direct": DIRECT, "cot": CHAIN_OF_THOUGHT}
 """Prompts that a configuration can name; anything else is a file, or the prompt itself."""
 
 _LABEL_SCORES = {
-    one.__name__: one for one in (exact_match, integer_match, letter_match, word_sorting_match)
+    "exact_match": exact_match,
+    "integer_match": integer_match,
+    "letter_match": letter_match,
+    "word_sorting_match": word_sorting_match,
 }
 _NEEDS = {
     "gepa": "gepa",
@@ -111,10 +114,8 @@ class Workshop:
         self.cache = cache
         self.seed = seed
         self.notes: dict[tuple[str, str], str] = {}
-        self._loaded: tuple[str, System | None] = (
-            "",
-            None,
-        )  # the last agent: loaded once for all its tasks
+        # The last agent, by its name: loaded once for all its tasks.
+        self._loaded: tuple[str, System | None] = ("", None)
 
     def make(self, system: SystemConfig, task: EvaluationTask, lessons: Lessons) -> System:
         """A system for a task.
@@ -143,9 +144,8 @@ class Workshop:
             return self._prorefine(system.settings, prompt, task)
         if system.kind in ("prompted", "self_reflection"):
             chat, sampling = self._model(system.settings)
-            return (PromptedSystem if system.kind == "prompted" else SelfReflection)(
-                chat, prompt, **sampling
-            )
+            system_class = PromptedSystem if system.kind == "prompted" else SelfReflection
+            return system_class(chat, prompt, **sampling)
         if self._loaded[0] != system.name:
             self._loaded = ("", None)  # one model in memory at a time
             self._loaded = (system.name, self._agent(system, lessons))
@@ -164,17 +164,18 @@ class Workshop:
             )
         chat, sampling = self.models[name]
         # Clients of endpoints have the cache themselves, so that it also knows their own settings.
-        return MeteredChat(chat, None if isinstance(chat, OpenAIChat) else self.cache), dict(
-            sampling
-        )
+        cache = None if isinstance(chat, OpenAIChat) else self.cache
+        return MeteredChat(chat, cache), dict(sampling)
 
     def _prompt(self, settings: Mapping[str, Any], task: str) -> str:
-        named = str(settings.get("prompt", "cot"))
-        if named == "start":
+        prompt = str(settings.get("prompt", "cot"))
+        if prompt == "start":
             return START_PROMPTS.get(task.partition("/")[0], CHAIN_OF_THOUGHT)
-        if named in PROMPTS:
-            return PROMPTS[named]
-        return Path(named).read_text(encoding="utf-8") if named.endswith(".txt") else named
+        if prompt in PROMPTS:
+            return PROMPTS[prompt]
+        if prompt.endswith(".txt"):
+            return Path(prompt).read_text(encoding="utf-8")
+        return prompt
 
     def _optimised(
         self, system: SystemConfig, prompt: str, task: EvaluationTask, lessons: Lessons
@@ -195,20 +196,25 @@ class Workshop:
         }
         path = self.folder / "prompts" / f"{system.name}-{digest(settings)}.json"
         if path.exists():
-            found = _read_found(path)
+            result = _read_result(path)
         else:
             self._check_no_other_search(system.name, task.name)
-            budget = self.config.calls_budget
-            seed = self.config.seed
             objective = Objective(
-                chat, editor, lessons.train, metric, budget, seed, validation=validation, **sampling
+                chat,
+                editor,
+                lessons.train,
+                metric,
+                self.config.calls_budget,
+                self.config.seed,
+                validation=validation,
+                **sampling,
             )
-            found = OPTIMISERS[system.kind](objective, prompt)
-            record = {**asdict(found), "task": task.name}
+            result = OPTIMISERS[system.kind](objective, prompt)
+            record = {**asdict(result), "task": task.name}
             atomic_write(path, json.dumps(record, indent=2) + "\n")
-        if found.prompt.strip() == prompt.strip():
+        if result.prompt.strip() == prompt.strip():
             self.notes[system.name, task.name] = "found no better prompt than its first one"
-        return PromptedSystem(chat, found.prompt, found.calls, **sampling)
+        return PromptedSystem(chat, result.prompt, result.calls, **sampling)
 
     def _check_no_other_search(self, system: str, task: str) -> None:
         """Raise `ValueError`, before a search is paid, if the answers in the folder are to the prompt of another search."""
@@ -228,24 +234,23 @@ class Workshop:
     def _prorefine(self, settings: Mapping[str, Any], prompt: str, task: EvaluationTask) -> System:
         chat, sampling = self._model(settings)
         critic, _ = self._model(settings, "critic")
-        verifier: Verifier | None = (
-            critic if settings.get("setting", "verifier") == "verifier" else None
-        )
-        if settings.get("setting") == "optimal_verifier":
-            verifier = (
-                _judge_verifier(self._judge())
-                if "judged" in task.metrics
-                else self._label_verifier(task)
-            )
+        verifier: Verifier | None = None
+        setting = settings.get("setting", "verifier")
+        if setting == "verifier":
+            verifier = critic
+        elif setting == "optimal_verifier" and "judged" in task.metrics:
+            verifier = _judge_verifier(self._judge())
+        elif setting == "optimal_verifier":
+            verifier = self._label_verifier(task)
         limit = sampling.pop("max_tokens", 512)
         options = {"final_max_tokens": limit, "sampling": {"task": {**sampling, "temperature": 0}}}
-        refiner = ProRefiner(
-            chat, critic, critic, verifier, **{**options, **settings.get("options", {})}
-        )
+        options |= settings.get("options", {})
+        refiner = ProRefiner(chat, critic, critic, verifier, **options)
         return ProRefineSystem(refiner, prompt)
 
     def _label_verifier(self, task: EvaluationTask) -> Verifier:
-        if (metric := _label_metric(task)) not in _LABEL_SCORES:
+        metric = _label_metric(task)
+        if metric not in _LABEL_SCORES:
             raise ValueError(
                 f"the optimal verifier compares with labels, which {metric} cannot decide"
             )
@@ -261,15 +266,16 @@ class Workshop:
         if settings.get("environment"):
             chat, sampling = self._model(settings, "environment")
             environment = LLMEnvironment(chat, **sampling)
+
+        # The policy: trained now, not at all, or before.
         spec: AgentSpec | None = None
         if system.kind in TRAINED:
-            folder = self._of_seed(
-                settings.get("folder") or str(self.folder / "trained" / system.name)
-            )
+            folder = settings.get("folder") or str(self.folder / "trained" / system.name)
             rows = lessons.fit() or lessons.train
             arguments = {"seed": self.config.seed, **settings.get("arguments", {})}
-            source: Any = TRAINED[system.kind](
-                settings["base"], rows, folder, plain_spec(), **arguments
+            train = TRAINED[system.kind]
+            source: str | Path = train(
+                settings["base"], rows, self._of_seed(folder), plain_spec(), **arguments
             )
         elif system.kind == "agent_untrained":
             source = settings["base"]
@@ -281,6 +287,7 @@ class Workshop:
                 raise Unavailable(
                     f"{source} holds no trained agent: train it first (examples/train_prompt_r1.py)"
                 )
+
         spec = _with_espl_prompt(spec or AgentSpec.load(source), Path(source))
         if settings.get("max_turns"):
             spec = replace(spec, limits=replace(spec.limits, max_turns=settings["max_turns"]))
@@ -293,11 +300,9 @@ class Workshop:
         """The folder of this seed's training: `{seed}` filled in, else `-seed<N>` behind it."""
         if self.seed is None or Path(folder).is_relative_to(self.folder):
             return Path(folder.replace("{seed}", str(self.config.seed)))
-        return Path(
-            folder.replace("{seed}", str(self.seed))
-            if "{seed}" in folder
-            else f"{folder}-seed{self.seed}"
-        )
+        if "{seed}" in folder:
+            return Path(folder.replace("{seed}", str(self.seed)))
+        return Path(f"{folder}-seed{self.seed}")
 
 
 def folder_of_task(task: str) -> str:
@@ -305,7 +310,7 @@ def folder_of_task(task: str) -> str:
     return task.replace("/", "_")
 
 
-def _read_found(path: Path) -> Found:
+def _read_result(path: Path) -> Found:
     """What an optimiser found in an earlier run."""
     record = json.loads(path.read_text(encoding="utf-8"))
     return Found(record["prompt"], record["score"], record["calls"])
@@ -330,4 +335,6 @@ def _judge_verifier(judge: AccuracyJudge) -> Verifier:
 def _with_espl_prompt(spec: AgentSpec, folder: Path) -> AgentSpec:
     """With the system prompt that a joint run found beside its weights, as [`ESPLTrainer`] saves it."""
     path = folder / "system_prompt.txt"
-    return replace(spec, system_prompt=path.read_text(encoding="utf-8")) if path.is_file() else spec
+    if not path.is_file():
+        return spec
+    return replace(spec, system_prompt=path.read_text(encoding="utf-8"))

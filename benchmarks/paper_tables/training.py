@@ -5,7 +5,7 @@ Both are TRL's trainers, without an environment. A model that is in its folder i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -59,11 +59,13 @@ def train_sft(
     """Imitate the first accepted answer to each question, without seeing how it is found.
 
     Args:
-        base (`str` or `Path`): The model to begin with. rows (`Sequence[Mapping]`): `question`, `answers`. folder
-        (`str` or `Path`): The folder for the model; a model that is there is used as it is. spec ([`AgentSpec`]): The
-        agent's spec, saved with the model. lora_rank (`int`, *optional*, defaults to `8`): The rank of the adapter on
-        all linear layers, which is merged after training (Table 7; alpha is twice the rank, LLaMA-Factory's default);
-        `None` trains all weights. **arguments: Arguments of [`~trl.SFTConfig`] that differ from [`TABLE_7`].
+        base (`str` or `Path`): The model to begin with.
+        rows (`Sequence[Mapping]`): `question`, `answers`.
+        folder (`str` or `Path`): The folder for the model; a model that is there is used as it is.
+        spec ([`AgentSpec`]): The agent's spec, saved with the model.
+        lora_rank (`int`, *optional*, defaults to `8`): The rank of the adapter on all linear layers, which is merged
+            after training (Table 7; alpha is twice the rank, LLaMA-Factory's default); `None` trains all weights.
+        **arguments: Arguments of [`~trl.SFTConfig`] that differ from [`TABLE_7`].
     """
     folder = Path(folder)
     if (folder / SPEC_FILE).exists():
@@ -96,29 +98,30 @@ def train_single_turn(
     """Train with GRPO on the answer's token F1, in one turn and without an environment.
 
     Args:
-        base, rows, folder, spec: As in [`train_sft`]. **arguments: Arguments of [`PromptR1Config`]; `config`, a YAML
-        file of a Prompt-R1 training, gives its hyper-parameters ("the same as Prompt-R1", Appendix G).
+        base, rows, folder, spec: As in [`train_sft`].
+        **arguments: Arguments of [`PromptR1Config`]; `config`, a YAML file of a Prompt-R1 training, gives its
+            hyper-parameters ("the same as Prompt-R1", Appendix G).
     """
     folder = Path(folder)
     if (folder / SPEC_FILE).exists():
         return folder
-    if config := arguments.pop("config", None):
-        known = {setting.name for setting in fields(PromptR1Config)} - {"output_dir", "max_turns"}
+
+    # The arguments, and below them the hyper-parameters of another training.
+    config = arguments.pop("config", None)
+    if config:
+        names = {setting.name for setting in fields(PromptR1Config)} - {"output_dir", "max_turns"}
         values = yaml.safe_load(find_example(Path(config)).read_text(encoding="utf-8"))
-        arguments = {
-            **{name: value for name, value in values.items() if name in known},
-            **arguments,
-        }
-    args = PromptR1Config(
-        str(folder / "grpo"), **{"max_turns": 1, "disable_tqdm": True, **arguments}
-    )
+        hyper_parameters = {name: value for name, value in values.items() if name in names}
+        arguments = {**hyper_parameters, **arguments}
+    arguments = {"max_turns": 1, "disable_tqdm": True, **arguments}
+    args = PromptR1Config(str(folder / "grpo"), **arguments)
+
+    questions = [{"question": row["question"], "answers": list(row["answers"])} for row in rows]
     trainer = MultiTurnGRPOTrainer(
         model=str(base),
         environment=None,
         args=args,
-        train_dataset=Dataset.from_list(
-            [{"question": row["question"], "answers": list(row["answers"])} for row in rows]
-        ),
+        train_dataset=Dataset.from_list(questions),
         reward_funcs=token_f1_reward,
         prompt_template=spec.prompt_template,
         grammar=spec.grammar,
@@ -128,5 +131,8 @@ def train_single_turn(
     return folder
 
 
-TRAINED: Mapping[str, Any] = {"sft": train_sft, "grpo_single_turn": train_single_turn}
+TRAINED: Mapping[str, Callable[..., Path]] = {
+    "sft": train_sft,
+    "grpo_single_turn": train_single_turn,
+}
 """By the kind of system."""

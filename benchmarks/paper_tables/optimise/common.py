@@ -89,12 +89,13 @@ class Objective:
         self.metrics = find_metrics([metric])
         self.seed = seed
         self.sampling = sampling
-        half = len(self.rows) // 2
-        self.learned, self.chosen_by = (
-            (self.rows[:half], self.rows[half:])
-            if validation is None
-            else (self.rows, list(validation))
-        )
+        if validation is None:
+            half = len(self.rows) // 2
+            self.learned = self.rows[:half]
+            self.chosen_by = self.rows[half:]
+        else:
+            self.learned = self.rows
+            self.chosen_by = list(validation)
         self.count = CallCount(max_calls)
         self.chat = MeteredChat(chat, cache, self.count)
         self.editor = MeteredChat(editor, cache, self.count)
@@ -106,9 +107,8 @@ class Objective:
             [`LLMError`]: A call failed; an outage is no score of a prompt.
         """
         rows = self.rows if rows is None else rows
-        return self.judged(
-            rows, PromptedSystem(self.chat, prompt, **self.sampling)(rows, self.seed)
-        )
+        system = PromptedSystem(self.chat, prompt, **self.sampling)
+        return self.judged(rows, system(rows, self.seed))
 
     def judged(self, rows: Sequence[Row], answers: Sequence[Answer]) -> list[Trial]:
         """Answers with their scores; an answer that the grader cannot decide counts as wrong, only here."""
@@ -131,9 +131,8 @@ class Objective:
         Raises:
             [`LLMError`]: The call failed.
         """
-        reply = complete(
-            self.editor, with_system(system, [{"role": "user", "content": request}]), repeat=repeat
-        )
+        messages = with_system(system, [{"role": "user", "content": request}])
+        reply = complete(self.editor, messages, repeat=repeat)
         if reply.error is not None:
             raise reply.error
         return reply.text

@@ -34,15 +34,18 @@ def optimise_espl(objective: Objective, prompt: str, config: EvolveConfig | None
 
     def reward(rollout: Sequence[Rollout], **columns: Any) -> list[float]:
         answers = [Answer(read_answer(episode.texts[-1]), episode.texts[-1]) for episode in rollout]
-        return [trial.score for trial in objective.judged([one.row for one in rollout], answers)]
+        rows = [episode.row for episode in rollout]
+        return [trial.score for trial in objective.judged(rows, answers)]
 
     result = evolve(
         objective.chat, objective.editor, objective.rows, reward, SystemPrompt(prompt, ()), config
     )
-    values = [
-        value
-        for log in result.steps
-        for name, value in zip(log.prompts, log.values, strict=True)
-        if name == result.best.id and value is not None
-    ]
-    return objective.found(result.best.text, sum(values) / len(values) if values else float("nan"))
+
+    # The best prompt's mean over the steps in which it was.
+    values = []
+    for log in result.steps:
+        for prompt_id, value in zip(log.prompts, log.values, strict=True):
+            if prompt_id == result.best.id and value is not None:
+                values.append(value)
+    score = sum(values) / len(values) if values else float("nan")
+    return objective.found(result.best.text, score)

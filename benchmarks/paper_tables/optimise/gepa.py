@@ -88,7 +88,7 @@ class _Adapter:
         self, candidate: dict[str, str], eval_batch: Any, components_to_update: list[str]
     ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         trials: list[Trial] = eval_batch.trajectories or []
-        shown = [
+        examples = [
             {
                 "Inputs": trial.row["question"],
                 "Generated Outputs": trial.answer.whole or "(nothing)",
@@ -96,4 +96,4 @@ class _Adapter:
             }
             for trial in trials
         ]
-        return dict.fromkeys(components_to_update, shown)
+        return dict.fromkeys(components_to_update, examples)

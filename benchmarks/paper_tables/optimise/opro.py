@@ -22,14 +22,14 @@ _TAGS = re.compile(r"<INS>(.*?)</INS>", re.DOTALL)
 
 
 def optimise_opro(
-    objective: Objective, prompt: str, kept: int = 20, per_step: int = 8, examples: int = 3
+    objective: Objective, prompt: str, best_count: int = 20, per_step: int = 8, examples: int = 3
 ) -> Found:
     """Optimise a prompt until the calls are used up.
 
     Args:
         objective ([`Objective`]): What to optimise, and its budget.
         prompt (`str`): The instruction to begin with.
-        kept (`int`, *optional*, defaults to `20`): Instructions in the meta-prompt (section 5.1 of the paper).
+        best_count (`int`, *optional*, defaults to `20`): Instructions in the meta-prompt (section 5.1 of the paper).
         per_step (`int`, *optional*, defaults to `8`): New instructions a step (section 5.1).
         examples (`int`, *optional*, defaults to `3`): Questions shown (section 5.1).
 
@@ -41,16 +41,16 @@ def optimise_opro(
     """
     rng = random.Random(objective.seed)
     scored = {prompt: mean_score(objective.try_prompt(prompt))}
-    asked = 0
+    requests = 0
     unread = 0
     while objective.count.affords(1 + len(objective.rows)):
-        meta = _meta_prompt(objective, scored, kept, examples, rng)
+        meta = _meta_prompt(objective, scored, best_count, examples, rng)
         for _ in range(per_step):
             if not objective.count.affords(1 + len(objective.rows)):
                 break
-            asked += 1
+            requests += 1
             try:
-                new = read_instruction(objective.ask_editor(meta, repeat=asked))
+                new = read_instruction(objective.ask_editor(meta, repeat=requests))
                 unread += not new
                 if new and new not in scored:
                     scored[new] = mean_score(objective.try_prompt(new))
@@ -62,25 +62,29 @@ def optimise_opro(
             "OPRO: %d of %d replies of the editor had no instruction between <INS> and </INS>: use "
             "a model that follows its instructions, or raise its max_tokens",
             unread,
-            asked,
+            requests,
         )
     return _best(objective, scored)
 
 
 def read_instruction(reply: str) -> str:
     """The last instruction in `<INS>` tags; empty if there is none."""
-    found = _TAGS.findall(reply)
-    return found[-1].strip() if found else ""
+    instructions = _TAGS.findall(reply)
+    return instructions[-1].strip() if instructions else ""
 
 
 def _meta_prompt(
-    objective: Objective, scored: dict[str, float], kept: int, examples: int, rng: random.Random
+    objective: Objective,
+    scored: dict[str, float],
+    best_count: int,
+    examples: int,
+    rng: random.Random,
 ) -> str:
-    best = sorted(scored.items(), key=lambda item: item[1])[-kept:]
-    history = "\n\n".join(f"<INS>{text}</INS>\nscore: {round(100 * score)}" for text, score in best)
+    best = sorted(scored.items(), key=lambda item: item[1])[-best_count:]
+    scored_texts = [f"<INS>{text}</INS>\nscore: {round(100 * score)}" for text, score in best]
     rows = rng.sample(objective.rows, min(examples, len(objective.rows)))
-    shown = "\n\n".join(f"Question: {row['question']}\nAnswer: {row['answers'][0]}" for row in rows)
-    values = {"history": history, "examples": shown}
+    questions = [f"Question: {row['question']}\nAnswer: {row['answers'][0]}" for row in rows]
+    values = {"history": "\n\n".join(scored_texts), "examples": "\n\n".join(questions)}
     return re.sub(r"\{(history|examples)\}", lambda match: values[match[1]], OPRO_META)
 
 

@@ -56,7 +56,9 @@ def optimise_textgrad(objective: Objective, prompt: str, minibatch: int = 3) -> 
         rows = rng.sample(training, min(minibatch, len(training)))
         try:
             new = _step(textgrad, objective, best, rows)
-            score = mean_score(objective.try_prompt(new, validation)) if new != best else best_score
+            score = best_score
+            if new != best:
+                score = mean_score(objective.try_prompt(new, validation))
         except LLMError as error:
             if error.fatal:
                 break
@@ -102,8 +104,8 @@ def _engines(textgrad: Any, objective: Objective) -> tuple[Any, Any]:
             self.model_string = "agentic-prompting"
 
         def generate(self, prompt: Any, system_prompt: str | None = None, **_: Any) -> str:
-            asked = with_system(system_prompt, [{"role": "user", "content": str(prompt)}])
-            reply = complete(self.chat, asked, repeat=objective.seed, **self.sampling)
+            messages = with_system(system_prompt, [{"role": "user", "content": str(prompt)}])
+            reply = complete(self.chat, messages, repeat=objective.seed, **self.sampling)
             if reply.error is not None:
                 raise reply.error
             return reply.text

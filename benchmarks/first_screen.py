@@ -9,17 +9,20 @@ from statistics import mean
 from typing import Any
 
 from agentic_prompting.evaluation import wilson_interval
-from benchmarks.lab import RECORDS, Records, interval, markdown, shown
+from benchmarks.lab import RECORDS, Records, interval, markdown, share, shown
 from benchmarks.learning import harness_world, league
+from benchmarks.real import calculator
 
 COLUMNS = ("what it learned", "model", "time", "before → after [95 %]", "command")
+SMALL = "SmolLM2-135M, LoRA"
 TINY = "sandbox, 0.4 M"
 NOT_MEASURED = "not measured"
 
 
 def table(folder: Path = RECORDS) -> str:
     """Return a row for each kind of training; those without a measurement say so."""
-    rows = [*_library(folder), _demo(folder), _tools(folder), *_harnesses(folder), _espl(folder)]
+    rows = [*_library(folder), _langgraph(folder), _calculator(folder), _demo(folder)]
+    rows += [*_harnesses(folder), _espl(folder)]
     rows.append(
         ("to ask `gpt-4o-mini` on HotpotQA", "Qwen3-4B, one GPU", "", NOT_MEASURED, "`examples/`")
     )
@@ -33,7 +36,6 @@ def _read(folder: Path, name: str) -> list[dict[str, Any]]:
 def _library(folder: Path) -> list[Sequence[str]]:
     """A real model that learns to look facts up: the demonstration on two cores, and twice its steps on a GPU."""
     task = "to look facts up"
-    model = "SmolLM2-135M, LoRA"
     runs = {
         # Device and setting: the command, the setting that the minutes are of, and where they were measured.
         ("cpu", "demo"): ("`make real`", "alone", ""),
@@ -46,7 +48,7 @@ def _library(folder: Path) -> list[Sequence[str]]:
     for (device, setting), (command, timed_setting, where) in runs.items():
         summaries = summaries_of[device, setting]
         if not summaries:
-            rows.append((task, model, "", NOT_MEASURED, command))
+            rows.append((task, SMALL, "", NOT_MEASURED, command))
             continue
 
         before = mean(summary["exact_match_before"] for summary in summaries)
@@ -54,8 +56,32 @@ def _library(folder: Path) -> list[Sequence[str]]:
         timed_summaries = summaries_of[device, timed_setting] or summaries
         minutes = _minutes(mean(summary["seconds"] for summary in timed_summaries)) + where
         scores = f"{before:.3f} → {shown(after)}, {len(summaries)} seeds"
-        rows.append((task, model, minutes, scores, command))
+        rows.append((task, SMALL, minutes, scores, command))
     return rows
+
+
+def _langgraph(folder: Path) -> Sequence[str]:
+    """A real model inside an agent that knows nothing of the training."""
+    record = _read(folder, "langgraph_agent")[-1]
+    before = share(record["before"]["correct"])
+    right = record["after"]["correct"]
+    scores = f"{before:.3f} → {_share(right.count('1'), len(right))}"
+    task = "to look facts up, inside a LangGraph agent"
+    command = "`benchmarks/real/langgraph_agent.py`"
+    return (task, SMALL, _minutes(record["seconds"]), scores, command)
+
+
+def _calculator(folder: Path) -> Sequence[str]:
+    """A real model that calls a tool; the seeds of the protocol that has not been replaced."""
+    records = [
+        record for record in _read(folder, "calculator") if record["seed"] in calculator.SEEDS
+    ]
+    before = mean(share(record["before"]["right"]) for record in records)
+    after = mean(share(record["after"]["right"]) for record in records)
+    scores = f"{before:.3f} → {after:.3f}, {len(records)} seeds"
+    minutes = _minutes(mean(record["seconds"] for record in records))
+    task = "to use a calculator (second protocol)"
+    return (task, SMALL, minutes, scores, "`benchmarks/real/calculator.py`")
 
 
 def _demo(folder: Path) -> Sequence[str]:
@@ -63,16 +89,6 @@ def _demo(folder: Path) -> Sequence[str]:
     summary = _read(folder, "demo")[-1]["summary"]
     scores = _before_and_after(summary)
     return ("to ask in two hops", TINY, _minutes(summary["seconds"]), scores, "`make demo`")
-
-
-def _tools(folder: Path) -> Sequence[str]:
-    """Native tool calls; the first seed, as its page lists all of them."""
-    record = _read(folder, "tools")[0]
-    before = record["before"]
-    after = record["after"]
-    scores = f"{before['right'] / before['n']:.3f} → {_share(after['right'], after['n'])}"
-    command = "`benchmarks/reliability/interop.py`"
-    return ("to call tools", TINY, _minutes(record["seconds"]), scores, command)
 
 
 def _harnesses(folder: Path) -> list[Sequence[str]]:

@@ -44,6 +44,7 @@ from benchmarks.real import (
     conductor as real_conductor,
     form_tables,
     headroom as real_headroom,
+    langgraph_agent,
     library,
 )
 from benchmarks.reliability import harnesses
@@ -313,6 +314,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "real.library": library.table,
     "real.settings": library.settings_table,
     "calculator.table": calculator.table,
+    "langgraph_agent.table": langgraph_agent.table,
     "real_conductor.systems": real_conductor.systems_table,
     "real_conductor.kinds": real_conductor.kinds_table,
     "real_conductor.calls": real_conductor.calls_table,

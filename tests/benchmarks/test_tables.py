@@ -270,7 +270,7 @@ def test_the_evaluate_command(tmp_path, capsys):
             config,
             "--sandbox",
             "--output",
-            folders[1],
+            str(tmp_path / "c"),
             "--metric",
             "token_f1",
         )

@@ -202,6 +202,16 @@ def test_a_program_keeps_its_answer():
     assert rollout.answer == "42" and rollout.counts == {"program/calls": 2.0}
 
 
+@pytest.mark.parametrize("status", ["answered", "malformed"])
+def test_what_a_program_returned_besides_is_refused(tmp_path, status):
+    def priced(rollout, **columns):
+        return [float((episode.returned or {}).get("looked", 0)) for episode in rollout]
+
+    folder = write_run(tmp_path / "run", [stored(status=status, sequences=[{}], observations=[])])
+    with pytest.raises(ValueError, match="looked"):
+        rescore(folder, priced)
+
+
 def test_messages_have_tool_calls():
     def stock(part: str) -> str:
         """How many of a part there are.

@@ -293,14 +293,31 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     return record
 
 
+class _RecordedReturn(dict[str, Any]):
+    """What a program returned, as far as it is recorded: its answer. Reading more is an error."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ValueError(
+            f"records keep the answer of a program, and nothing else that it returned: "
+            f"rollout.returned has no {name!r} here"
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or self.__missing__(str(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        # A default would pass for what the program returned.
+        return self[name]
+
+
 def restore_rollout(
     record: Mapping[str, Any], row: Mapping[str, Any], grammar: Grammar | None = None
 ) -> Rollout:
     """Return the rollout of a record that [`rollout_record`] made.
 
-    Token ids, log-probabilities and what a program returned besides its answer are not recorded:
-    the rollout has none. Each observation has one reply; the worth of the rollout is divided
-    equally between them.
+    Token ids and log-probabilities are not recorded: the rollout has none. What a program returned
+    besides its answer is not recorded either, and reading it raises a `ValueError`. Each
+    observation has one reply; the worth of the rollout is divided equally between them.
 
     Args:
         record (`Mapping[str, Any]`): The record.
@@ -313,8 +330,8 @@ def restore_rollout(
 
     # The answer is recorded apart from the turns: it may be a reference, or that of a program.
     is_answered = record["status"] == "answered"
-    if is_answered and record.get("sequences"):
-        rollout.returned = {"answer": record["answer"]}
+    if record["status"] != "failed" and record.get("sequences"):
+        rollout.returned = _RecordedReturn(answer=record["answer"])
     elif is_answered and rollout.turns:
         rollout.turns[-1] = replace(rollout.turns[-1], kind="answer", answer=record["answer"])
 

@@ -112,6 +112,53 @@ def test_a_named_program_plays_a_free_text_agent(run, asking_policy, mine, tmp_p
     assert status == 0 and "--program" in err
 
 
+def test_a_program_gets_all_columns_of_json_lines(run, asking_policy, tmp_path):
+    """Else a command would play its tasks without their files, and the score would not say so."""
+    trained = tmp_path / "run"
+    shutil.copytree(asking_policy, trained)
+    replace(AgentSpec.load(trained), grammar=FreeText()).save(trained)
+    (tmp_path / "own_agent.py").write_text(
+        PROGRAM.replace('return "Swahili"', 'return row["files"]["a.txt"]')
+    )
+    row = {
+        "question": "what is the language of Kenya ?",
+        "answers": ["Swahili"],
+        "files": {"a.txt": "Swahili"},
+    }
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(row) + "\n")
+    program = f"{tmp_path}/own_agent.py:program"
+    rows = ("--dataset", tmp_path / "tasks.jsonl")
+    status, out, err = run(
+        "evaluate",
+        *("--run", trained, *rows, "--program", program),
+        *("--output-dir", tmp_path / "out", "--json"),
+    )
+    assert status == 0, err
+    (result,) = json.loads(out)["results"]
+    assert result["estimates"]["exact_match"]["mean"] == 1.0
+
+    # Before training, too.
+    status, out, err = run("check-env", program, "--model", trained, *rows, "--json")
+    assert status == 0, err
+    assert json.loads(out)["episodes"][0]["answer"] == "Swahili"
+
+
+def test_a_changed_program_is_asked_elsewhere(run, asking_policy, mine, tmp_path):
+    """Else the score of the new program would be that of the old one, without a word."""
+    trained = tmp_path / "run"
+    shutil.copytree(asking_policy, trained)
+    replace(AgentSpec.load(trained), grammar=FreeText()).save(trained)
+    file = tmp_path / "own_agent.py"
+    file.write_text(PROGRAM)
+    words = ("evaluate", "--run", trained, *mine, "--program", f"{file}:program")
+    words += ("--output-dir", tmp_path / "out")
+    assert run(*words)[0] == 0
+    assert run(*words)[0] == 0, "unchanged, it goes on"
+    file.write_text(PROGRAM.replace("Swahili", "Nairobi, I think"))
+    status, _, err = run(*words)
+    assert status == 2 and "answers of another system" in err
+
+
 def test_the_questions_metrics_and_repeats_are_options(run, asking_policy, mine, tmp_path):
     (tmp_path / "own_judge.py").write_text("def always(answer, answers):\n    return 1.0\n")
     words = [

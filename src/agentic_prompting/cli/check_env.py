@@ -83,7 +83,10 @@ def check_env(arguments: Sequence[str]) -> int:
     # Without rows of your own every episode has the same made-up question.
     rows = [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]
     if options.dataset:
-        rows = list(options.load("", 0))
+        dataset = options.load("", 0)
+        # A program gets the rows that `train agent` gives it.
+        is_program = environment.play_episode is not None
+        rows = options.add_file_columns(dataset) if is_program else list(dataset)
     rows = [rows[episode % len(rows)] for episode in range(EPISODES)]
     # A model plays the agent, or else a script.
     if options.model is not None:

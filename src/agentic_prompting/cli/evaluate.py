@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..records import digest
 from .example_files import CLONE, find_example, find_shared_folder
 from .hub import check_model, check_trained_agent, is_hub_reachable
-from .loader import import_file, register_judge
+from .loader import find_source_file, import_file, register_judge
 from .option_parser import OptionParser
 from .options import (
     CALL_OPTIONS,
@@ -214,7 +214,6 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
     needs_environment = _check_run(options, run)
     # The rows are a task named after their file, in the metrics of the options.
     rows = options.load_for_evaluation("")
-    task = EvaluationTask(Path(options.dataset).stem, list(rows))
     metrics = _with_judges(options.metric or ["exact_match", "token_f1"], judges)
 
     with ExitStack() as stack:
@@ -226,6 +225,10 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
             if needs_environment:
                 budget = options.budget(folder / "spending.sqlite")
                 environment = options.open_environment(stack, budget)
+            # A program gets the rows that `train agent` gives it.
+            is_program = getattr(environment, "play_episode", None) is not None
+            task_rows = options.add_file_columns(rows) if is_program else list(rows)
+            task = EvaluationTask(Path(options.dataset).stem, task_rows)
             agent = PromptAgent.from_pretrained(run, environment)
             systems = _systems_of_run(options, run, agent, environment)
 
@@ -270,7 +273,7 @@ def _check_run(options: EvaluateOptions, run: Path) -> bool:
         )
     if not answers_alone or names_environment:
         options.check_environment()
-    elif _was_trained_in_program(run):
+    elif was_trained_in_program(run):
         print_error(
             f"{run} was trained inside an agent program, and is asked here without it: name it with "
             "--program MODULE:NAME"
@@ -281,7 +284,7 @@ def _check_run(options: EvaluateOptions, run: Path) -> bool:
     return not answers_alone or options.environment is not None
 
 
-def _was_trained_in_program(run: Path) -> bool:
+def was_trained_in_program(run: Path) -> bool:
     """Whether the log of a training run counts the calls of an agent program."""
     from ..report.run_summary import LOG
 
@@ -346,7 +349,12 @@ def _identity(options: LargeLLM, *folders: str | Path) -> str:
         for pattern in ("*.safetensors", "*.bin", SPEC_FILE):
             for file in sorted(Path(folder).glob(pattern)):
                 file_states.append((file.name, file.stat().st_size, file.stat().st_mtime_ns))
-    # Answers also depend on whom the agent asks.
+    # Answers also depend on the file of an environment or a program of the user's own.
+    source_file = find_source_file(options.environment) if options.environment else None
+    if source_file is not None:
+        state = source_file.stat()
+        file_states.append((source_file.name, state.st_size, state.st_mtime_ns))
+    # And on whom the agent asks.
     environment = [
         options.sandbox,
         options.environment,

@@ -128,6 +128,15 @@ def import_file(path: Path, name: str, is_registered: bool = True) -> ModuleType
     return module
 
 
+def find_source_file(name: str) -> Path | None:
+    """The file of a part that has been loaded by its name; `None` if its module has none."""
+    module_name = name.partition(":")[0]
+    if module_name.endswith(".py"):
+        return Path(module_name)
+    file = getattr(sys.modules.get(module_name), "__file__", None)
+    return Path(file) if file else None
+
+
 def load_environment(name: str) -> Any:
     """An environment: an object, its class, a function that makes one, or a function of a rollout or agent program.
 

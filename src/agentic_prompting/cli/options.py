@@ -6,6 +6,7 @@ package by itself: `--help` has to stay quick.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Collection
@@ -404,6 +405,14 @@ class TaskRows:
         assert self.held_out is not None
         _, held_out_rows = hold_out(self._load_rows(task, None, seed), self.held_out)
         return held_out_rows
+
+    def add_file_columns(self, rows: Dataset) -> list[dict[str, Any]]:
+        """The rows with all columns of a JSON lines file, which `train agent` gives to programs, too."""
+        if not (self.dataset or "").endswith(".jsonl") or not os.path.isfile(str(self.dataset)):
+            return list(rows)
+        with open(str(self.dataset), encoding="utf-8-sig") as file:
+            file_rows = [json.loads(line) for line in file if line.strip()]
+        return [{**file_rows[json.loads(row["meta"])["row"]], **row} for row in rows]
 
     def check_rows(self) -> None:
         """Raise `ValueError` for an option that would have no effect on the named rows."""

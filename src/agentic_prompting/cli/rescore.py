@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .evaluate import was_trained_in_program
 from .loader import REWARDS, load_reward
 from .option_parser import OptionParser
 from .options import JSON_HELP, TaskRows, option, refuse_options
@@ -62,7 +63,10 @@ def rescore(arguments: Sequence[str]) -> int:
     elif options.dataset:
         rows = _load_own_rows(options)
     else:
-        rows = options.load(options.task or "", 0)
+        dataset = options.load(options.task or "", 0)
+        # The reward of a program's run got the columns that `train agent` keeps.
+        is_program = was_trained_in_program(Path(words[0]))
+        rows = options.add_file_columns(dataset) if is_program else dataset
     result = rescore_run(
         Path(words[0]),
         load_reward(options.reward),

@@ -45,21 +45,6 @@ def test_json_is_one_object(run, folder):
     assert status == 0 and changes["train"]["difference"]["mean"] == 0.0
 
 
-def test_a_program_keeps_the_columns_of_json_lines(run, folder):
-    rows = '{"question": "which ?", "answers": ["x"], "level": 3}\n'
-    (folder / "rows.jsonl").write_text(rows)
-    log = folder / "run" / "rollouts" / "log.jsonl"
-    log.write_text('{"program/calls": 1}\n')
-    words = ("rescore", "run", "--reward", "my_rewards:by_level", "--dataset", "rows.jsonl")
-    status, out, err = run(*words)
-    assert status == 0 and "3.000" in out, err
-
-    # Another run's reward got these columns in `meta` only.
-    log.unlink()
-    status, _, err = run(*words)
-    assert status == 2 and "'level'" in err
-
-
 @pytest.mark.parametrize(
     ("row", "columns"),
     [

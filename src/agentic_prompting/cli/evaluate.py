@@ -227,7 +227,9 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
                 environment = options.open_environment(stack, budget)
             # A program gets the rows that `train agent` gives it.
             is_program = getattr(environment, "play_episode", None) is not None
-            task_rows = options.add_file_columns(rows) if is_program else list(rows)
+            task_rows: list[Mapping[str, Any]] = list(rows)
+            if is_program:
+                task_rows = list(options.add_file_columns(rows))
             task = EvaluationTask(Path(options.dataset).stem, task_rows)
             agent = PromptAgent.from_pretrained(run, environment)
             systems = _systems_of_run(options, run, agent, environment)
@@ -273,7 +275,7 @@ def _check_run(options: EvaluateOptions, run: Path) -> bool:
         )
     if not answers_alone or names_environment:
         options.check_environment()
-    elif was_trained_in_program(run):
+    elif _was_trained_in_program(run):
         print_error(
             f"{run} was trained inside an agent program, and is asked here without it: name it with "
             "--program MODULE:NAME"
@@ -284,7 +286,7 @@ def _check_run(options: EvaluateOptions, run: Path) -> bool:
     return not answers_alone or options.environment is not None
 
 
-def was_trained_in_program(run: Path) -> bool:
+def _was_trained_in_program(run: Path) -> bool:
     """Whether the log of a training run counts the calls of an agent program."""
     from ..report.run_summary import LOG
 

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .evaluate import was_trained_in_program
 from .loader import REWARDS, load_reward
 from .option_parser import OptionParser
 from .options import JSON_HELP, TaskRows, option, refuse_options
@@ -63,10 +62,7 @@ def rescore(arguments: Sequence[str]) -> int:
     elif options.dataset:
         rows = _load_own_rows(options)
     else:
-        dataset = options.load(options.task or "", 0)
-        # The reward of a program's run got the columns that `train agent` keeps.
-        is_program = was_trained_in_program(Path(words[0]))
-        rows = options.add_file_columns(dataset) if is_program else dataset
+        rows = options.load(options.task or "", 0)
     result = rescore_run(
         Path(words[0]),
         load_reward(options.reward),

@@ -162,9 +162,8 @@ class Advice:
         self._warned.update(new_names)
         settings = ", ".join(f"{name}={quote(ignored_settings[name])}" for name in new_names)
         logger.warning(
-            "the program asked for %s, which has no effect: the policy samples as it is trained, "
-            "and no vendor runs "
-            "tools",
+            "the program asked for %s, which has no effect: the policy samples as the trainer says, "
+            "and tools that a vendor would run are left out",
             settings,
         )
 

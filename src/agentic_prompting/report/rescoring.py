@@ -276,7 +276,8 @@ def _call(function: Reward, columns: Mapping[str, Any], count: int) -> list[floa
         check_columns(function, row)
     except ValueError as error:
         raise ValueError(
-            f"{error}; records keep no other columns: pass the run's dataset (rows=, --dataset)"
+            f"{error}; records keep no other columns: pass the run's dataset (rows=, --dataset, with "
+            "--columns as in training)"
         ) from None
     for parameter in signature(function).parameters.values():
         if parameter.name in _NOT_RECORDED and parameter.default is Parameter.empty:

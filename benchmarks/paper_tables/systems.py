@@ -195,7 +195,10 @@ class Workshop:
             "metric": metric,
         }
         path = self.folder / "prompts" / f"{system.name}-{digest(settings)}.json"
+        # The file's name stands for the questions alone: the labels are in the file.
+        labels = digest([list(row["answers"]) for row in (*lessons.train, *(validation or ()))])
         if path.exists():
+            _check_labels(path, labels, system.name)
             result = _read_result(path)
         else:
             self._check_no_other_search(system.name, task.name)
@@ -210,7 +213,7 @@ class Workshop:
                 **sampling,
             )
             result = OPTIMISERS[system.kind](objective, prompt)
-            record = {**asdict(result), "task": task.name}
+            record = {**asdict(result), "task": task.name, "labels": labels}
             atomic_write(path, json.dumps(record, indent=2) + "\n")
         if result.prompt.strip() == prompt.strip():
             self.notes[system.name, task.name] = "found no better prompt than its first one"
@@ -308,6 +311,16 @@ class Workshop:
 def folder_of_task(task: str) -> str:
     """The folder of a task's answers, in that of the table."""
     return task.replace("/", "_")
+
+
+def _check_labels(path: Path, labels: str, system: str) -> None:
+    """Raise `ValueError` if a prompt was found with other accepted answers to the same questions."""
+    # Files of older versions do not name their labels.
+    if json.loads(path.read_text(encoding="utf-8")).get("labels", labels) != labels:
+        raise ValueError(
+            f"{path} is the prompt that {system} found with other accepted answers of its training rows: use those, "
+            "or another output folder (--output-dir)"
+        )
 
 
 def _read_result(path: Path) -> Found:

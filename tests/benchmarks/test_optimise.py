@@ -46,6 +46,14 @@ def test_espl_evolves_the_prompt_of_a_model_that_nobody_trains():
     assert result.calls <= 400 and "[G0]" in result.prompt and 0 <= result.score <= 1
 
 
+def test_espl_warns_of_too_few_calls(caplog):
+    config = EvolveConfig(num_generations=1, problems_per_step=4)
+    optimise_espl(objective(400), CHAIN_OF_THOUGHT, config)
+    assert "calls_budget" not in caplog.text
+    optimise_espl(objective(20), CHAIN_OF_THOUGHT, config)
+    assert "calls_budget=20" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["opro", "gepa", "textgrad"])
 def test_an_optimiser_that_was_killed_pays_nothing_twice(tmp_path, name):
     if name in PACKAGES:

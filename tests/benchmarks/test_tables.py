@@ -513,6 +513,26 @@ def test_a_second_search_that_would_be_refused_afterwards_asks_nothing(
         assert len(server.requests) == asked
 
 
+def test_a_prompt_of_other_labels_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with MisbehavingServer(say=lambda request: "Answer: blue") as server:
+        command = closed_model_table(tmp_path, server)
+        assert status(*command) == 0
+        asked = len(server.requests)
+        rows = tmp_path / "mine.csv"
+        rows.write_text(rows.read_text().replace(";blue", ";red"))
+        assert status(*command) == 2
+        error = capsys.readouterr().err
+        assert "accepted answers" in error and "--output-dir" in error
+        # A prompt of an older version says nothing of its labels, and is taken.
+        for file in (tmp_path / "out" / "prompts").glob("*.json"):
+            record = json.loads(file.read_text())
+            del record["labels"]
+            file.write_text(json.dumps(record))
+        assert status(*command) == 0
+        assert len(server.requests) == asked
+
+
 def test_the_curves_of_two_trainings_are_overlaid(tmp_path, capsys):
     from paper_tables.figures import main as draw
 

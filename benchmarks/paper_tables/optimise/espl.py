@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from agentic_prompting.evaluation.systems import Answer, read_answer
-from agentic_prompting.evolution import EvolveConfig, SystemPrompt, evolve
+from agentic_prompting.evolution import EvolveConfig, LeastBudget, SystemPrompt, evolve
 from agentic_prompting.rollout import FreeText, Rollout
 
 from .common import Found, Objective
+
+logger = logging.getLogger(__name__)
 
 _MANY_STEPS = 10_000  # the calls run out first, not the steps
 
@@ -37,8 +40,24 @@ def optimise_espl(objective: Objective, prompt: str, config: EvolveConfig | None
         rows = [episode.row for episode in rollout]
         return [trial.score for trial in objective.judged(rows, answers)]
 
+    def check_calls(least: LeastBudget) -> None:
+        if not objective.count.affords(least.policy_calls + least.reference_calls):
+            logger.warning(
+                "E-SPL: calls_budget=%s may end before a prompt was compared with its child, which takes %d calls of "
+                "the model and up to %d of the editor: raise calls_budget, or its result says nothing",
+                objective.count.most,
+                least.policy_calls,
+                least.reference_calls,
+            )
+
     result = evolve(
-        objective.chat, objective.editor, objective.rows, reward, SystemPrompt(prompt, ()), config
+        objective.chat,
+        objective.editor,
+        objective.rows,
+        reward,
+        SystemPrompt(prompt, ()),
+        config,
+        on_start=check_calls,
     )
 
     # The best prompt's mean over the steps in which it was.

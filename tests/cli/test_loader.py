@@ -9,6 +9,7 @@ import pytest
 from agentic_prompting.cli.loader import (
     REWARDS,
     SCORES,
+    UnknownPart,
     load_environment,
     load_part,
     load_reward,
@@ -34,6 +35,15 @@ def rule(members, k, rng):
 
 def strict(answer, answers):
     return float(answer in answers)
+
+def lonely(answer):
+    return 1.0
+
+def percent(answer, answers):
+    return 100.0
+
+def raising(answer, answers):
+    return answers["no"]
 
 number = 3
 '''
@@ -116,6 +126,21 @@ def test_a_judge_is_a_metric(parts):
         assert score(["a", "b"], [["a"], ["a"]]) == [1.0, 0.0]
     finally:
         METRICS.pop("own_parts:strict", None)
+
+
+def test_a_score_of_wrong_parameters_is_refused(parts):
+    with pytest.raises(UnknownPart, match="own_parts:lonely .*accepted"):
+        load_score("own_parts:lonely")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("percent", "returned 100"), ("raising", r"TypeError.*own_parts.py:\d+ in raising")],
+)
+def test_a_faulty_score_is_named(parts, name, message):
+    score = load_score(f"own_parts:{name}")
+    with pytest.raises(UnknownPart, match=f"own_parts:{name} .*{message}"):
+        score("a", ["a"])
 
 
 @pytest.mark.parametrize(

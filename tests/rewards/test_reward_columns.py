@@ -41,6 +41,14 @@ def test_a_column_in_meta_is_named(meta):
         check_columns(needs_level, {"question": "a ?", "meta": meta})
 
 
+def test_a_score_is_no_reward():
+    def score(answer, answers):
+        return 1.0
+
+    with pytest.raises(ValueError, match="score.*--judge.*completions"):
+        check_columns(score, {"question": "a ?", "answers": ["b"]})
+
+
 @pytest.mark.parametrize("meta", [None, "no JSON", "[1]", {"row": 1}])
 def test_a_column_that_is_nowhere_names_no_meta(meta):
     with pytest.raises(ValueError, match="'level'") as refused:

@@ -9,7 +9,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import isclass, isfunction, signature
@@ -212,9 +212,12 @@ def load_score(name: str, part_type: str = "score") -> Callable[..., Any]:
     """A comparison of an answer with the accepted ones: `score(answer, answers)`, from 0 to 1.
 
     Raises:
-        [`UnknownPart`]: In one line: there is no such comparison, or it cannot be called.
+        [`UnknownPart`]: In one line: there is no such comparison, or it cannot be called with these two. One of your
+            own raises it when called, too, if it fails or returns a number that is not from 0 to 1.
     """
-    return _load_callable(name, part_type, SCORES)
+    score = _load_callable(name, part_type, SCORES)
+    is_shipped = name in SCORES or name in SCORES.values()
+    return score if is_shipped else _guard_score(score, f"the {part_type} {name}")
 
 
 def register_selection(name: str) -> None:
@@ -257,6 +260,33 @@ def register_judge(name: str) -> str:
 
     METRICS[name] = each(load_score(name, "judge"))  # type: ignore[index]
     return name
+
+
+def _guard_score(score: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A user's score whose faults are errors of one line."""
+    from ..llm.guard import failure_of
+
+    # Wrong parameters are found before anything is paid.
+    try:
+        signature(score).bind("answer", ["accepted answer"])
+    except TypeError as error:
+        raise UnknownPart(
+            f"{name} is called with an answer and the list of accepted ones: {error}"
+        ) from None
+    except ValueError:  # functions written in C may have no signature
+        pass
+
+    @wraps(score)
+    def guarded(answer: str, answers: Sequence[str]) -> Any:
+        try:
+            value = score(answer, answers)
+        except Exception as error:  # the user's code may raise anything
+            raise failure_of(UnknownPart, name, error) from error
+        if isinstance(value, int | float) and (value < 0 or value > 1):
+            raise UnknownPart(f"{name} returned {value:g}, but a score is from 0 to 1")
+        return value
+
+    return guarded
 
 
 def _make_object(part: Any) -> Any:

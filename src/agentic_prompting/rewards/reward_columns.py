@@ -35,8 +35,14 @@ def check_columns(function: Callable[..., Any], row: Mapping[str, Any]) -> None:
         `ValueError`: A column is missing. The message says so if it was put into `meta`, as
             [`load_task`] does with columns of the user's own.
     """
-    for name in required_columns(function):
+    required = required_columns(function)
+    for name in required:
         if name not in row:
+            if required == ["answer", "answers"]:
+                raise ValueError(
+                    f"{place_of(function)} compares one answer with the accepted ones: that is a score (--score, "
+                    "--judge); a reward takes `completions` and columns, and returns a number for each completion"
+                )
             raise ValueError(
                 f"the reward function {place_of(function)} needs the column {name!r}; the rows "
                 f"have: {', '.join(row)}{_describe_meta(name, row.get('meta'))}"

@@ -115,7 +115,7 @@ def test_an_undecided_first_look_is_topped_up_once():
     assert not too_small.prompts.topped_up and too_small.prompts == first.prompts
 
 
-def test_a_reference_writes_the_further_prompts():
+def test_a_reference_writes_the_further_prompts(caplog):
     written = (
         "Well: <prompt>One.</prompt> <prompt> Two. </prompt><prompt></prompt><prompt>One.</prompt>"
     )
@@ -126,6 +126,7 @@ def test_a_reference_writes_the_further_prompts():
     assert found.texts[found.prompts.chosen] == "Two."
     assert found.calls["prompts"] == len(chat.calls) + len(reference.calls) <= 512
     assert found.further is not None
+    assert "2 of the 3 prompts" in caplog.text
     shown = reference.calls[0][0]["content"]
     examples = [row["question"] for row in ROWS if row["question"] in shown]
     last_messages = [call[-1]["content"] for call in chat.calls]

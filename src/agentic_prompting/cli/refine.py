@@ -270,7 +270,11 @@ def refine(arguments: Sequence[str]) -> int:
     errors = [result.error for result in results if result.error is not None]
     if not errors:
         return 0
-    message = f"{len(errors)} of {len(results)} questions failed; first: {errors[0]}"
+    message = f"{len(errors)} of {len(results)} questions failed"
+    if accuracy:
+        # A first answer that is judged right ends its question early, so that it fails less often.
+        message += " and are left out of the accuracy (they may be the harder ones)"
+    message += f"; first: {errors[0]}"
     if budget.limit:
         message += f". Spent so far: {budget}"
     print_error(message)
@@ -358,10 +362,11 @@ def _print_results(
         for mark, line in describe_lines(results[0]):
             print_styled(line, _STYLES[mark])
         print()
-    # Zeros are left out, but not an accuracy of 0.
+    # Zeros are left out, but not an accuracy of 0. Counts are written out.
     for name, value in summary.items():
         if value:
-            print(f"{name:28} {value:.4g}")
+            number = f"{value:.0f}" if float(value).is_integer() else f"{value:.4g}"
+            print(f"{name:28} {number}")
     for name, estimate in accuracy.items():
         interval = f"[{estimate.low:.3f}, {estimate.high:.3f}] of {estimate.n}"
         print(f"{name.replace('_', ' '):28} {estimate.mean:.4g} {interval}")

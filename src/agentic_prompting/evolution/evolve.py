@@ -293,7 +293,7 @@ def _check_held_out_rows(evolution: Evolution, path: Path) -> None:
         raise ValueError(
             f"its run has learned from {len(overlap)} of the rows that are held out now, such as "
             f"{min(overlap)[:80]!r}: hold out the same rows as before, or use another checkpoint "
-            "file for another run"
+            "file (--output-dir) for another run"
         )
 
 
@@ -313,7 +313,7 @@ def _check_inputs(evolution: Evolution, saved_inputs: Mapping[str, Any]) -> None
         `ValueError`: Another input than the held-out rows has changed.
     """
     inputs = evolution.inputs
-    other_run = "or use another checkpoint file for another run"
+    other_run = "or use another checkpoint file (--output-dir) for another run"
     saved_rows = saved_inputs.get("rows")
     if saved_rows is not None and saved_rows != inputs["rows"]:
         raise ValueError(

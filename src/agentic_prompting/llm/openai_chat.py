@@ -348,7 +348,8 @@ class OpenAIChat:
             raise ValueError(
                 f"budget_usd needs a price, and {problem}: pass budget_tokens= instead, or "
                 "price=(usd per 1M prompt tokens, usd per 1M completion tokens); on the command "
-                "line --budget-tokens, or for each model such as --policy-client price=0.15/0.6; in the "
+                "line --budget-tokens, or for each model its option, --policy-client price=0.15/0.6, "
+                "--reference-client, --task-client and so on; in the "
                 "configuration of a table, `price: [0.15, 0.6]` of the model"
             )
         logger.warning("%s: of its budget only the tokens are counted", problem)

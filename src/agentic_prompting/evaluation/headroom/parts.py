@@ -6,6 +6,7 @@ The constructor of a part checks its arguments. `measure` makes the calls and pu
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ from .prompts import (
 from .proposals import DEFAULT_REQUESTS, ask_for_prompts, read_prompts
 from .refinement import judge_refinement
 from .result import FURTHER, Headroom
+
+logger = logging.getLogger(__name__)
 
 MAX_SIGNAL_ROWS = 64
 _SIGNAL_BATCH_ROWS = 8
@@ -165,6 +168,13 @@ class PromptPart:
             raise MeasurementStopped(
                 "the reference LLM wrote no prompt between <prompt> and </prompt>: "
                 f"{reply.error or reply.text[:200]!r}{advice if reply.cached else ''}"
+            )
+        if len(new_texts) < self.prompts_to_write:
+            logger.warning(
+                "the reference LLM wrote %d of the %d prompts that it was asked for: the verdict is about these "
+                "alone; ask for fewer (tried=), raise its max_tokens, or use another model",
+                len(new_texts),
+                self.prompts_to_write,
             )
 
     async def _score_prompts(

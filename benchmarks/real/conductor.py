@@ -28,8 +28,12 @@ It was missed: the reward rose for three steps, from -.02 to .25, and then the p
 up. Prompt-R1's reward as it is printed gives such an episode 0, as much as one with a wrong answer (`gate="paper"`), and 29 of
 the 32 rollouts of step 9 ended so. The run was paused for half an hour, and its three evaluations were made by `ask` after it.
 
-Second protocol, written after that and before any run of its seed: the same, with `PromptR1Reward(gate="strict")`, which closes
-this loophole. Seed 952. Expected: as above. It has not been run, nor tuned.
+Second protocol, written after that and before any run of its seed. `PromptR1Reward(gate="strict")` closes this loophole. On
+tuning seed 1 it ended in another fault within five steps: one plan, archive and then calculator, for questions of every kind,
+because three of the four questions of a step happened to be of the kind for which it is right. So a step has 8 questions of 4
+rollouts, at a rate of 2e-4 in the place of 5e-4 and a temperature of 1.0 in the place of .7. The model first imitates 288
+demonstrations in the place of 192 (36 steps), drawn from all kinds of questions alike, of which .45 in the place of .35 follow
+the right plan. With that the rewards of seed 1 rose from .27 to .72 within the 16 steps. Seed 952. Expected: as above.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def _read_part(
         )
     if dropped:
         logger.warning(
-            f"{name}: dropped {dropped} of {len(part.rows)} rows of {part.origin}, without an accepted answer"
+            f"{name}: {dropped} rows of {part.origin} have no accepted answer and were dropped"
         )
     return records
 

@@ -169,7 +169,8 @@ class PromptPart:
                 "the reference LLM wrote no prompt between <prompt> and </prompt>: "
                 f"{reply.error or reply.text[:200]!r}{advice if reply.cached else ''}"
             )
-        if len(new_texts) < self.prompts_to_write:
+        # One that repeats another is no reason to warn, a reply that was cut off is.
+        if 2 * len(new_texts) < self.prompts_to_write:
             logger.warning(
                 "the reference LLM wrote %d of the %d prompts that it was asked for: the verdict is about these "
                 "alone; ask for fewer (tried=), raise its max_tokens, or use another model",

@@ -165,7 +165,8 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
 
     started = time.monotonic()
     rows = draw_rows(seed, TRAIN_ROWS + HELD_OUT)
-    train, test = rows[:TRAIN_ROWS], rows[TRAIN_ROWS:]
+    train = rows[:TRAIN_ROWS]
+    test = rows[TRAIN_ROWS:]
     environment = ToolEnvironment([calculate])
     spec = AgentSpec(
         "{question}",

@@ -53,8 +53,9 @@ from agentic_prompting import PromptAgent, Worker, Workers
 from agentic_prompting.environments import BM25Retriever
 from agentic_prompting.evaluation import paired_difference, wilson_interval
 from agentic_prompting.evaluation.pool_systems import baselines_of_pool
+from agentic_prompting.llm import Reply
 from agentic_prompting.rewards import exact_match
-from agentic_prompting.rollout import AgentSpec, AskGrammar, Limits, Rollout, Sample
+from agentic_prompting.rollout import AgentSpec, AskGrammar, Limits, Rollout, Sample, Turn
 from agentic_prompting.sandbox.library import Fact, split_by_subject, town_facts
 from benchmarks.lab import RECORDS, Records, correct, log, markdown, model_folder, quiet
 from benchmarks.real.small_agent import by_question, imitate, load_published, train_adapter
@@ -194,8 +195,8 @@ async def demonstrate(
     if kind == "whole":
         calls = [(generator.choice(list(names)), row["question"])]
     if kind == "wrong worker":
-        place = generator.randrange(len(calls))
-        calls[place] = (generator.choice(list(names)), calls[place][1])
+        number = generator.randrange(len(calls))
+        calls[number] = (generator.choice(list(names)), calls[number][1])
     rollout = Rollout([], row=reset_row, seed=seed)
     turns = []
     observations = []
@@ -303,12 +304,15 @@ def ask(
         model, environment, spec, max_batch_size=64, dtype=torch.float32
     )
     rollouts = agent.answer_all(list(rows), seed=seed, progress=False)
-    turns = [turn for rollout in rollouts for turn in rollout.turns]
-    calls = [reply for rollout in rollouts for reply in rollout.replies]
-    right_workers = []
+    turns: list[Turn] = []
+    calls: list[Reply] = []
+    # Whether the worker of each call is one of the right plan.
+    right_workers: list[bool] = []
     for rollout in rollouts:
-        asked = _workers_asked(rollout)
-        right_workers += [worker in rollout.row["workers_of_plan"] for worker in asked]
+        turns += rollout.turns
+        calls += rollout.replies
+        plan = rollout.row["workers_of_plan"]
+        right_workers += [worker in plan for worker in _asked_workers(rollout)]
     return {
         "correct": correct(rollouts),
         "failed": sum(rollout.error is not None for rollout in rollouts),
@@ -316,17 +320,20 @@ def ask(
         "calls": round(len(calls) / len(rollouts), 3),
         "usd": round(sum(reply.worth.cost_usd for reply in calls) / len(rollouts), 6),
         "right_worker": round(sum(right_workers) / max(1, len(right_workers)), 4),
-        "example": _shown(rollouts[0]),
+        "example": _texts_of(rollouts[0]),
     }
 
 
-def _workers_asked(rollout: Rollout) -> list[str | None]:
+def _asked_workers(rollout: Rollout) -> list[str | None]:
     """The workers that an episode asked, by their names in the pool; `None` for a name that is not in it."""
-    calls = [call for turn in rollout.turns for call in GRAMMAR.read_calls(turn.text)]
-    return [rollout.row["workers"].get(call.arguments["worker"]) for call in calls]
+    workers = []
+    for turn in rollout.turns:
+        for call in GRAMMAR.read_calls(turn.text):
+            workers.append(rollout.row["workers"].get(call.arguments["worker"]))
+    return workers
 
 
-def _shown(rollout: Rollout) -> list[str]:
+def _texts_of(rollout: Rollout) -> list[str]:
     """The texts of an episode, the agent's and the workers' by turns."""
     texts = [rollout.row["question"]]
     for number, turn in enumerate(rollout.turns):
@@ -355,8 +362,8 @@ def ask_baselines(
 def figures_of(stage: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of a stage without the texts."""
     right = stage["correct"].count("1") / len(stage["correct"])
-    others = {name: stage[name] for name in ("well_formed", "calls", "right_worker", "failed")}
-    return {"right": round(right, 3), **others}
+    figures = {name: stage[name] for name in ("well_formed", "calls", "right_worker", "failed")}
+    return {"right": round(right, 3), **figures}
 
 
 def systems_table(records: Sequence[Mapping[str, Any]]) -> str:

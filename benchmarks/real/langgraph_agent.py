@@ -184,12 +184,12 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
             if stage != "after":
                 difference = paired_difference(trained, by_question(right)).difference
                 gained = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
-            asked = f"{share(record[stage]['asked']):.3f}"
+            asked_share = f"{share(record[stage]['asked']):.3f}"
             score = f"{share(right):.3f} [{interval.low:.3f}, {interval.high:.3f}]"
             failed = record[stage]["failed"]
             if stage == "after":
                 failed += record["failed_in_training"]
-            rows.append((record["seed"], title, asked, score, gained, failed))
+            rows.append((record["seed"], title, asked_share, score, gained, failed))
     titles = ("seed", "model", "asked", "exact match", "trained minus it", "failed")
     return markdown(titles, rows)
 

@@ -236,9 +236,9 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
             if title != STAGES["after"]:
                 difference = paired_difference(trained, by_question(right)).difference
                 gained = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
-            asked = f"{share(measured['asked']):.3f}" if "asked" in measured else ""
+            asked_share = f"{share(measured['asked']):.3f}" if "asked" in measured else ""
             score = f"{share(right):.3f} [{interval.low:.3f}, {interval.high:.3f}]"
-            rows.append((record["seed"], title, asked, score, gained))
+            rows.append((record["seed"], title, asked_share, score, gained))
     return markdown(("seed", "system", "asked", "exact match", "trained to ask minus it"), rows)
 
 

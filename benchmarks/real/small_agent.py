@@ -141,4 +141,4 @@ def train_adapter(
 
 def by_question(right: str) -> dict[int, float]:
     """`"01-"` as a score for each question that has one; `-` stands for none."""
-    return {place: float(result) for place, result in enumerate(right) if result != "-"}
+    return {number: float(result) for number, result in enumerate(right) if result != "-"}

@@ -115,13 +115,15 @@ def main() -> None:
 
     chat_format = SPEC.create_format(tokenizer)
     assert isinstance(chat_format, ChatFormat)
-    shown = [rollout_from_trace(show_form(fact), SPEC, chat_format) for fact in country_facts()]
+    demonstrations = [
+        rollout_from_trace(show_form(fact), SPEC, chat_format) for fact in country_facts()
+    ]
     model = get_peft_model(model, LORA)
     started = time.perf_counter()
     warm_start(
         model,
         tokenizer,
-        shown,
+        demonstrations,
         arguments.output_dir / "sft",
         max_steps=arguments.steps,
         per_device_train_batch_size=arguments.batch,

@@ -11,7 +11,7 @@ from typing import Any
 from agentic_prompting.evaluation import wilson_interval
 from benchmarks.lab import RECORDS, Records, interval, markdown, share, shown
 from benchmarks.learning import harness_world, league
-from benchmarks.real import calculator
+from benchmarks.real import calculator, conductor
 
 COLUMNS = ("what it learned", "model", "time", "before → after [95 %]", "command")
 SMALL = "SmolLM2-135M, LoRA"
@@ -21,7 +21,8 @@ NOT_MEASURED = "not measured"
 
 def table(folder: Path = RECORDS) -> str:
     """Return a row for each kind of training; those without a measurement say so."""
-    rows = [*_library(folder), _langgraph(folder), _calculator(folder), _demo(folder)]
+    rows = [*_library(folder), _langgraph(folder), _calculator(folder), _conductor(folder)]
+    rows.append(_demo(folder))
     rows += [*_harnesses(folder), _espl(folder)]
     rows.append(
         ("to ask `gpt-4o-mini` on HotpotQA", "Qwen3-4B, one GPU", "", NOT_MEASURED, "`examples/`")
@@ -82,6 +83,19 @@ def _calculator(folder: Path) -> Sequence[str]:
     minutes = _minutes(mean(record["seconds"] for record in records))
     task = "to use a calculator (second protocol)"
     return (task, SMALL, minutes, scores, "`benchmarks/real/calculator.py`")
+
+
+def _conductor(folder: Path) -> Sequence[str]:
+    """A real model that leads three workers; the run of the protocol that has not been replaced."""
+    (record,) = [
+        record for record in _read(folder, "real_conductor") if record["seed"] in conductor.SEEDS
+    ]
+    before = share(record["before"]["correct"])
+    right = record["after"]["correct"]
+    scores = f"{before:.3f} → {_share(right.count('1'), len(right))}"
+    task = "to lead three workers (second protocol)"
+    command = "`benchmarks/real/conductor.py`"
+    return (task, SMALL, _minutes(record["seconds"]), scores, command)
 
 
 def _demo(folder: Path) -> Sequence[str]:

@@ -34,6 +34,9 @@ because three of the four questions of a step happened to be of the kind for whi
 rollouts, at a rate of 2e-4 in the place of 5e-4 and a temperature of 1.0 in the place of .7. The model first imitates 288
 demonstrations in the place of 192 (36 steps), drawn from all kinds of questions alike, of which .45 in the place of .35 follow
 the right plan. With that the rewards of seed 1 rose from .27 to .72 within the 16 steps. Seed 952. Expected: as above.
+
+It was kept: .406 after the warm start, .714 trained, .469 the oracle router, every turn in form, nothing failed. But sums, of
+which the warm start answered .72, were unlearned (.05): in the end their questions go to the archive alone.
 """
 
 from __future__ import annotations
@@ -388,20 +391,28 @@ def systems_table(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def kinds_table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Exact match of each kind of question at the three stages, over all seeds."""
+    """Exact match of each kind of question at the three stages."""
     if not records:
         return "No run of it has been recorded yet."
-    results: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for record in records:
-        for stage in ("before", "warm", "after"):
-            for kind, right in zip(record["kinds"], record[stage]["correct"], strict=True):
-                results[kind][stage].append(int(right))
     rows = []
-    for kind in SHARES:
-        stages = results[kind]
-        shares = [f"{sum(stage) / len(stage):.2f}" for stage in stages.values()]
-        rows.append((kind, len(stages["after"]), *shares))
-    titles = ("kind of question", "questions", "published", "after the warm start", "trained")
+    for record in records:
+        for kind in SHARES:
+            numbers = [number for number, other in enumerate(record["kinds"]) if other == kind]
+            if not numbers:
+                continue
+            cells = []
+            for stage in ("before", "warm", "after"):
+                right = sum(int(record[stage]["correct"][number]) for number in numbers)
+                cells.append(f"{right / len(numbers):.2f}")
+            rows.append((record["seed"], kind, len(numbers), *cells))
+    titles = (
+        "seed",
+        "kind of question",
+        "questions",
+        "published",
+        "after the warm start",
+        "trained",
+    )
     return markdown(titles, rows)
 
 

@@ -78,5 +78,5 @@ def test_tables_show_every_stage_and_baseline():
     }
     assert "| 7 | archive alone | 0.250" in systems_table([record])
     assert "+0.500" in systems_table([record])
-    assert "| fact, sum | 1 | 0.00 | 0.00 | 1.00 |" in kinds_table([record])
+    assert "| 7 | fact, sum | 1 | 0.00 | 0.00 | 1.00 |" in kinds_table([record])
     assert "| 7 | after | 1.0 | 1.5 | 0.75 | 0 |" in calls_table([record])

@@ -64,12 +64,8 @@ def _library(folder: Path) -> list[Sequence[str]]:
 def _langgraph(folder: Path) -> Sequence[str]:
     """A real model inside an agent that knows nothing of the training."""
     record = _read(folder, "langgraph_agent")[-1]
-    before = share(record["before"]["correct"])
-    right = record["after"]["correct"]
-    scores = f"{before:.3f} → {_share(right.count('1'), len(right))}"
     task = "to look facts up, inside a LangGraph agent"
-    command = "`benchmarks/real/langgraph_agent.py`"
-    return (task, SMALL, _minutes(record["seconds"]), scores, command)
+    return _real_run(record, task, "`benchmarks/real/langgraph_agent.py`")
 
 
 def _calculator(folder: Path) -> Sequence[str]:
@@ -90,11 +86,15 @@ def _conductor(folder: Path) -> Sequence[str]:
     (record,) = [
         record for record in _read(folder, "real_conductor") if record["seed"] in conductor.SEEDS
     ]
+    task = "to lead three workers (second protocol)"
+    return _real_run(record, task, "`benchmarks/real/conductor.py`")
+
+
+def _real_run(record: Mapping[str, Any], task: str, command: str) -> Sequence[str]:
+    """The row of one run with a real model, whose record has a character for each held-out question."""
     before = share(record["before"]["correct"])
     right = record["after"]["correct"]
     scores = f"{before:.3f} → {_share(right.count('1'), len(right))}"
-    task = "to lead three workers (second protocol)"
-    command = "`benchmarks/real/conductor.py`"
     return (task, SMALL, _minutes(record["seconds"]), scores, command)
 
 

@@ -167,7 +167,7 @@ class PromptTask:
         truth (`float`): The true gain of the chosen prompt.
         best_gain (`float`): The true gain of the best prompt.
         gain (`Estimate`): The measured gain of the chosen prompt.
-        p_value (`float`, *optional*): Of the F test, if there was one.
+        p_value (`float`, *optional*): The p-value of the F test, if one was made.
         further_is_covered (`bool`): Whether the interval of `expect_further` holds its truth.
         judgements (`dict[float, Judgement]`): By the gain that is worth it.
     """

@@ -446,7 +446,7 @@ def demo_table(records: Sequence[Entry], protocol: int = PROTOCOL) -> str:
     if not draws or not trainers or not floors:
         return NOT_RECORDED
 
-    # What was recorded of the demo, to compare headroom with.
+    # The recorded result of the demo, which headroom is compared with.
     trainer = trainers[-1]
     floor = floors[-1]
     after = Records(RECORDED / "demo.jsonl.gz").read()[-1]["summary"]["exact_match_after"]

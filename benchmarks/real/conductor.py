@@ -54,14 +54,13 @@ from typing import Any
 
 from agentic_prompting import PromptAgent, Worker, Workers
 from agentic_prompting.environments import BM25Retriever
-from agentic_prompting.evaluation import paired_difference, wilson_interval
 from agentic_prompting.evaluation.pool_systems import baselines_of_pool
 from agentic_prompting.llm import Reply
 from agentic_prompting.rewards import exact_match
 from agentic_prompting.rollout import AgentSpec, AskGrammar, Limits, Rollout, Sample, Turn
 from agentic_prompting.sandbox.library import Fact, split_by_subject, town_facts
 from benchmarks.lab import RECORDS, Records, correct, log, markdown, model_folder, quiet
-from benchmarks.real.small_agent import by_question, imitate, load_published, train_adapter
+from benchmarks.real.small_agent import imitate, load_published, score_cells, train_adapter
 
 SEEDS = (952,)
 TUNING_SEEDS = (1,)
@@ -378,14 +377,9 @@ def systems_table(records: Sequence[Mapping[str, Any]]) -> str:
         titles = {"before": "published", "warm": "after the warm start", "after": "trained"}
         systems = {title: record[stage]["correct"] for stage, title in titles.items()}
         systems |= record["baselines"]
-        trained = by_question(record["after"]["correct"])
         for name, right in systems.items():
-            interval = wilson_interval(right.count("1"), len(right))
-            score = f"{right.count('1') / len(right):.3f} [{interval.low:.3f}, {interval.high:.3f}]"
-            gained = ""
-            if name != "trained":
-                difference = paired_difference(trained, by_question(right)).difference
-                gained = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+            trained = None if name == "trained" else systems["trained"]
+            score, gained = score_cells(right, trained)
             rows.append((record["seed"], name, score, gained))
     return markdown(("seed", "system", "exact match", "trained minus it"), rows)
 

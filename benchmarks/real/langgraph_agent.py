@@ -13,7 +13,7 @@ Protocol, written before any run of the reported seed.
    which training has none.
 2. Agent. A graph with two nodes (`library_graph.py`), written with LangGraph and langchain-openai alone: `agent` asks the
    model, `expert` looks a sentence up (BM25) and gives it back as a message of the user. An edge leads from `agent` to
-   `expert` if the reply asks a question and nobody has been asked yet. The graph gets its address and its key as
+   `expert` if the reply asks a question and it is the first reply. The graph gets its address and its key as
    `ChatOpenAI` takes them, and knows nothing of the training.
 3. Model. SmolLM2-135M-Instruct, out of a package, after the warm start of the demonstration: 8 steps on 64 uneven
    demonstrations, in the same words. Then 16 steps of `MultiTurnGRPOTrainer` with LoRA, 4 questions of 8 rollouts each. All
@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Any
 
 from agentic_prompting import Program, PromptAgent
-from agentic_prompting.evaluation import paired_difference, wilson_interval
 from agentic_prompting.rollout import AgentSpec, FreeText, Limits, Rollout
 from agentic_prompting.sandbox.library import (
     Fact,
@@ -48,7 +47,7 @@ from agentic_prompting.sandbox.library import (
     uneven_demonstrations,
 )
 from benchmarks.lab import RECORDS, Records, correct, log, markdown, model_folder, quiet, share
-from benchmarks.real.small_agent import by_question, imitate, load_published, train_adapter
+from benchmarks.real.small_agent import imitate, load_published, score_cells, train_adapter
 
 SEEDS = (957,)
 TUNING_SEEDS = (1,)
@@ -176,16 +175,10 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         return "No run of it has been recorded yet."
     rows = []
     for record in records:
-        trained = by_question(record["after"]["correct"])
         for stage, title in STAGES.items():
-            right = record[stage]["correct"]
-            interval = wilson_interval(right.count("1"), len(right))
-            gained = ""
-            if stage != "after":
-                difference = paired_difference(trained, by_question(right)).difference
-                gained = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+            trained = None if stage == "after" else record["after"]["correct"]
+            score, gained = score_cells(record[stage]["correct"], trained)
             asked_share = f"{share(record[stage]['asked']):.3f}"
-            score = f"{share(right):.3f} [{interval.low:.3f}, {interval.high:.3f}]"
             failed = record[stage]["failed"]
             if stage == "after":
                 failed += record["failed_in_training"]

@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import Any
 
 from agentic_prompting import LLMEnvironment, OpenAIChat, PromptAgent, ReplayCache
-from agentic_prompting.evaluation import paired_difference, wilson_interval
 from agentic_prompting.llm import Message, gather, run
 from agentic_prompting.rewards import exact_match
 from agentic_prompting.rollout import AgentSpec, FreeText, Limits, Rollout
@@ -48,7 +47,7 @@ from agentic_prompting.sandbox.library import (
 )
 from benchmarks.lab import RECORDS, Records, correct, log, markdown, model_folder, quiet, share
 from benchmarks.real.elements import draw_questions, element_facts
-from benchmarks.real.small_agent import by_question, imitate, load_published, train_adapter
+from benchmarks.real.small_agent import imitate, load_published, score_cells, train_adapter
 
 SEEDS = (955,)
 TUNING_SEEDS = (1,)
@@ -226,18 +225,12 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         return "No run of it has been recorded yet."
     rows = []
     for record in records:
-        trained = by_question(record["after"]["correct"])
         systems = [(STAGES[stage], record[stage]) for stage in STAGES]
         systems.append(("the large LLM alone", {"correct": record["llm_alone"]["right"]}))
         for title, measured in systems:
-            right = measured["correct"]
-            interval = wilson_interval(right.count("1"), len(right))
-            gained = ""
-            if title != STAGES["after"]:
-                difference = paired_difference(trained, by_question(right)).difference
-                gained = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+            trained = None if title == STAGES["after"] else record["after"]["correct"]
+            score, gained = score_cells(measured["correct"], trained)
             asked_share = f"{share(measured['asked']):.3f}" if "asked" in measured else ""
-            score = f"{share(right):.3f} [{interval.low:.3f}, {interval.high:.3f}]"
             rows.append((record["seed"], title, asked_share, score, gained))
     return markdown(("seed", "system", "asked", "exact match", "trained to ask minus it"), rows)
 

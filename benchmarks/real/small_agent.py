@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentic_prompting.evaluation import paired_difference, wilson_interval
 from benchmarks.lab import model_folder
 
 ROLLOUTS = 32
@@ -137,6 +138,21 @@ def train_adapter(
         "rewards": [round(entry["reward"], 3) for entry in history if "reward" in entry],
         "failed": round(failed),
     }
+
+
+def score_cells(right: str, trained: str | None = None) -> tuple[str, str]:
+    """Two cells of a table: a score with its 95 % interval, and what the trained model has more.
+
+    Args:
+        right (`str`): A character for each question, as in [`by_question`].
+        trained (`str`, *optional*): The same of the trained model, paired by question. Without it the cell is empty.
+    """
+    interval = wilson_interval(right.count("1"), len(right))
+    score = f"{right.count('1') / len(right):.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+    if trained is None:
+        return score, ""
+    difference = paired_difference(by_question(trained), by_question(right)).difference
+    return score, f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
 
 
 def by_question(right: str) -> dict[int, float]:

@@ -360,7 +360,7 @@ def kills(folder: Path, policy: Path, times: int, steps: int) -> dict[str, int]:
         process.start()
         return process
 
-    # How long a run takes that nobody kills, imports left out.
+    # The seconds of a run that is not killed, without its imports.
     start("warm up").join()
     started = time.monotonic()
     start("whole").join()

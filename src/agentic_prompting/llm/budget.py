@@ -51,8 +51,6 @@ _SELECT = f"SELECT {_COLUMNS} FROM spending"
 Price = tuple[float, float]
 """US dollars per million prompt tokens and per million completion tokens."""
 
-logger = logging.getLogger(__name__)
-
 # OpenAI's list prices of late 2025, standard tier, entered by hand, without discounts. Prices
 # change: check them against the provider's list before you rely on a budget, or pass `price=`
 # yourself.

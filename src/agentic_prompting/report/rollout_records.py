@@ -40,9 +40,10 @@ def current_records(records: Iterable[Record]) -> list[Record]:
         first_step = first_trained_step.setdefault(run, float("inf"))
         if _is_evaluation(record):
             evaluating_runs[step].add(run)
-        elif (
-            "train_runtime" not in record
-        ):  # the log's summary, also of a run that had nothing left to train
+            continue
+        # The log ends in a summary, also that of a run that had nothing left to train.
+        is_summary = "train_runtime" in record
+        if not is_summary:
             first_trained_step[run] = min(first_step, step)
 
     # For each run the step at which a later one takes over.

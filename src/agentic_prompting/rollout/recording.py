@@ -303,7 +303,8 @@ class _RecordedReturn(dict[str, Any]):
         )
 
     def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or self.__missing__(str(name))
+        self[str(name)]  # raises the error
+        return True
 
     def get(self, name: str, default: Any = None) -> Any:
         # A default would pass for what the program returned.

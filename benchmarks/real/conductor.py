@@ -48,7 +48,8 @@ import random
 import re
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +90,32 @@ DESCRIPTIONS = {
 PRICES = {"archive": 0.002, "calculator": 0.001, "speller": 0.001}  # US dollars a call
 SHARES = {"fact": 0.25, "sum": 0.13, "spell": 0.12, "fact, sum": 0.25, "fact, spell": 0.25}
 """How often each kind of question is drawn."""
+DrawQuestion = Callable[
+    [str, Sequence[Fact], random.Random], tuple[str, str, list[tuple[str, str]]]
+]
+"""Draws a question of a kind: see [`draw_question`]."""
 MIX = {"plan": 0.45, "whole": 0.2, "wrong worker": 0.2, "guess": 0.15}
 """How often each kind of demonstration is drawn."""
 
 
 # --- the world --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class World:
+    """Workers and questions.
+
+    Args:
+        pool (`Mapping[str, Worker]`): The workers by name.
+        kinds (`tuple[str, ...]`): The kinds of questions.
+        train (`list[dict]`): The questions of training.
+        test (`list[dict]`): Those about held-out towns.
+    """
+
+    pool: Mapping[str, Worker]
+    kinds: tuple[str, ...]
+    train: list[dict[str, Any]]
+    test: list[dict[str, Any]]
 
 
 class Archive:
@@ -156,11 +178,17 @@ def draw_question(
     return question, answer, [ask_archive, ("speller", "#1")]
 
 
-def draw_rows(facts: Sequence[Fact], count: int, generator: random.Random) -> list[dict[str, Any]]:
+def draw_rows(
+    facts: Sequence[Fact],
+    count: int,
+    generator: random.Random,
+    shares: Mapping[str, float] = SHARES,
+    draw_question: DrawQuestion = draw_question,
+) -> list[dict[str, Any]]:
     """Different questions, each with its answer, its kind and its plan."""
     rows: dict[str, dict[str, Any]] = {}
     while len(rows) < count:
-        (kind,) = generator.choices(list(SHARES), list(SHARES.values()))
+        (kind,) = generator.choices(list(shares), list(shares.values()))
         question, answer, plan = draw_question(kind, facts, generator)
         rows[question] = {
             "question": question,
@@ -176,6 +204,12 @@ def draw_rows(facts: Sequence[Fact], count: int, generator: random.Random) -> li
 # --- demonstrations ---------------------------------------------------------------------------------------------------
 
 
+def begin(row: Mapping[str, Any], environment: Workers, seed: int) -> dict[str, Any]:
+    """The row of an episode that begins: with its prompt and the workers' names."""
+    prompt = [{"role": "user", "content": TEMPLATE.format(question=row["question"])}]
+    return environment.reset({**row, "reset_seed": seed, "prompt": prompt})
+
+
 async def demonstrate(
     row: Mapping[str, Any],
     environment: Workers,
@@ -184,9 +218,8 @@ async def demonstrate(
 ) -> dict[str, Any]:
     """One demonstration, of a kind of `MIX`, with the workers' real replies."""
     (kind,) = generator.choices(list(MIX), list(MIX.values()))
-    prompt = [{"role": "user", "content": TEMPLATE.format(question=row["question"])}]
     seed = generator.getrandbits(48)
-    reset_row = environment.reset({**row, "reset_seed": seed, "prompt": prompt})
+    reset_row = begin(row, environment, seed)
     if kind == "guess":
         answer = generator.choice(wrong_answers)
         turns = [f"<think>I know this.</think> <answer>{answer}</answer>"]
@@ -203,7 +236,7 @@ async def demonstrate(
     turns = []
     observations = []
     for worker, request in calls:
-        thought = f"{names[worker]} {DESCRIPTIONS[worker]}."
+        thought = f"{names[worker]} {environment.pool[worker].description}."
         turns.append(f'<think>{thought}</think> <ask to="{names[worker]}">{request}</ask>')
         rollout.add_turn(Sample([0]), GRAMMAR.parse(turns[-1]))
         observation = await environment.step(rollout)
@@ -214,14 +247,14 @@ async def demonstrate(
 
 
 async def draw_demonstrations(
-    rows: Sequence[Mapping[str, Any]], environment: Workers, generator: random.Random
+    world: World, environment: Workers, generator: random.Random
 ) -> list[dict[str, Any]]:
     """Demonstrations of all kinds of questions, equally many of each on average."""
-    answers = [row["answers"][0] for row in rows]
+    answers = [row["answers"][0] for row in world.train]
     rows_by_kind: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in rows:
+    for row in world.train:
         rows_by_kind[row["kind"]].append(row)
-    kinds = generator.choices(list(SHARES), k=DEMONSTRATIONS)
+    kinds = generator.choices(world.kinds, k=DEMONSTRATIONS)
     chosen = [generator.choice(rows_by_kind[kind]) for kind in kinds]
     return [await demonstrate(row, environment, answers, generator) for row in chosen]
 
@@ -229,27 +262,27 @@ async def draw_demonstrations(
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
-def make_world(seed: int) -> tuple[dict[str, Worker], list[dict[str, Any]], list[dict[str, Any]]]:
-    """The pool, the questions of training, and those about held-out towns."""
+def make_world(seed: int) -> World:
+    """The world of a seed."""
     facts = town_facts(seed)
     train_facts, test_facts = split_by_subject(facts, held_out=32, seed=seed)
     generator = random.Random(f"questions {seed}")
     train = draw_rows(train_facts, TRAIN_ROWS, generator)
-    return make_pool(facts), train, draw_rows(test_facts, HELD_OUT, generator)
+    test = draw_rows(test_facts, HELD_OUT, generator)
+    return World(make_pool(facts), tuple(SHARES), train, test)
 
 
-def measure(seed: int, folder: Path) -> dict[str, Any]:
+def measure(seed: int, world: World, folder: Path) -> dict[str, Any]:
     """Warm-start a conductor, train it, and ask it the held-out questions before, between and after."""
     from agentic_prompting import PromptR1Config, PromptR1Trainer
     from agentic_prompting.local import has_bf16_instructions
     from agentic_prompting.rewards import PromptR1Reward
 
     started = time.monotonic()
-    pool, train, test = make_world(seed)
-    environment = Workers(pool, unavailable="failed", max_reply_chars=200)
+    environment = Workers(world.pool, unavailable="failed", max_reply_chars=200, share_replies=True)
     spec = AgentSpec(TEMPLATE, grammar=GRAMMAR, limits=LIMITS, sampling={"temperature": 0.7})
     generator = random.Random(f"demonstrations {seed}")
-    traces = asyncio.run(draw_demonstrations(train, environment, generator))
+    traces = asyncio.run(draw_demonstrations(world, environment, generator))
     warm = imitate(
         *load_published(),
         spec,
@@ -261,7 +294,7 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
         bf16=has_bf16_instructions(),
     )
     warm_seconds = time.monotonic() - started
-    stages = {"warm": ask(warm, environment, spec, test, seed)}
+    stages = {"warm": ask(warm, environment, spec, world.test, seed)}
     log(f"seed {seed}, after {warm_seconds:.0f} s of warm start: {figures_of(stages['warm'])}")
 
     training = train_adapter(
@@ -270,7 +303,7 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
         warm,
         environment,
         PromptR1Reward(gate="strict"),
-        train,
+        world.train,
         spec,
         folder,
         seed,
@@ -279,8 +312,8 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
     )
     log(f"seed {seed}: rewards {training['rewards']}")
 
-    stages["after"] = ask(folder / "trained", environment, spec, test, seed)
-    stages["before"] = ask(Path(model_folder("smollm2")), environment, spec, test, seed)
+    stages["after"] = ask(folder / "trained", environment, spec, world.test, seed)
+    stages["before"] = ask(Path(model_folder("smollm2")), environment, spec, world.test, seed)
     for stage in ("before", "after"):
         log(f"seed {seed}, {stage}: {figures_of(stages[stage])}")
     return {
@@ -288,11 +321,11 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
         "steps": STEPS,
         "seconds": round(time.monotonic() - started),
         "warm_seconds": round(warm_seconds),
-        "kinds": [row["kind"] for row in test],
+        "kinds": [row["kind"] for row in world.test],
         "rewards": training["rewards"],
         "failed_in_training": training["failed"],
         **stages,
-        "baselines": ask_baselines(pool, test, seed),
+        "baselines": ask_baselines(world.pool, world.test, seed),
     }
 
 
@@ -390,10 +423,8 @@ def kinds_table(records: Sequence[Mapping[str, Any]]) -> str:
         return "No run of it has been recorded yet."
     rows = []
     for record in records:
-        for kind in SHARES:
+        for kind in dict.fromkeys(record["kinds"]):
             numbers = [number for number, other in enumerate(record["kinds"]) if other == kind]
-            if not numbers:
-                continue
             cells = []
             for stage in ("before", "warm", "after"):
                 right = sum(int(record[stage]["correct"][number]) for number in numbers)
@@ -431,25 +462,31 @@ def calls_table(records: Sequence[Mapping[str, Any]]) -> str:
     return markdown(titles, rows)
 
 
-def print_world() -> None:
-    """Print what the workers reach alone, and the right plan, without a model."""
-    for seed in SEEDS:
-        pool, _, rows = make_world(seed)
-        scores = {
-            name: round(right.count("1") / len(right), 3)
-            for name, right in ask_baselines(pool, rows, seed).items()
-        }
-        solved = [follow_plan(row, pool) in row["answers"] for row in rows]
-        scores["right plan"] = round(sum(solved) / len(solved), 3)
-        print(json.dumps({"seed": seed, "n": len(rows), **scores}), flush=True)
+def print_world(seed: int, world: World) -> None:
+    """Print what the workers reach alone, and the right plan, without a conductor."""
+    scores = {
+        name: round(right.count("1") / len(right), 3)
+        for name, right in ask_baselines(world.pool, world.test, seed).items()
+    }
+    environment = Workers(world.pool)
+    solved = [
+        exact_match(asyncio.run(follow_plan(row, environment)), row["answers"])
+        for row in world.test
+    ]
+    scores["right plan"] = round(sum(solved) / len(solved), 3)
+    print(json.dumps({"seed": seed, "n": len(world.test), **scores}), flush=True)
 
 
-def follow_plan(row: Mapping[str, Any], pool: Mapping[str, Worker]) -> str:
+async def follow_plan(row: Mapping[str, Any], environment: Workers) -> str:
     """The answer of the right plan."""
-    reply = ""
+    reset_row = begin(row, environment, seed=0)
+    rollout = Rollout([], row=reset_row, seed=0)
+    names = {worker: name for name, worker in reset_row["workers"].items()}
     for worker, request in zip(row["workers_of_plan"], row["requests"], strict=True):
-        reply = pool[worker].model(request.replace("#1", reply))
-    return reply
+        turn = GRAMMAR.parse(f'<think>next</think> <ask to="{names[worker]}">{request}</ask>')
+        rollout.add_turn(Sample([0]), turn)
+        rollout.add_observation(await environment.step(rollout), [])
+    return rollout.observations[-1].parts[-1]
 
 
 def main() -> None:
@@ -463,7 +500,8 @@ def main() -> None:
     parser.add_argument("--records", type=Path, help="default: records/real_conductor.jsonl.gz")
     options = parser.parse_args()
     if options.world:
-        print_world()
+        for seed in SEEDS:
+            print_world(seed, make_world(seed))
         return
     default = (options.folder if options.tuning else RECORDS) / "real_conductor.jsonl.gz"
     records = Records(options.records or default)
@@ -471,7 +509,7 @@ def main() -> None:
         quiet()
         seeds = TUNING_SEEDS if options.tuning else SEEDS
         for (seed,) in records.missing(("seed",), [(seed,) for seed in seeds]):
-            records.add(measure(seed, options.folder / str(seed)))
+            records.add(measure(seed, make_world(seed), options.folder / str(seed)))
         print(json.dumps(records.read()))
     print(systems_table(records.read()))
     print(kinds_table(records.read()))

@@ -2,11 +2,15 @@
 
 import asyncio
 import random
+import re
 
 import pytest
 
 from agentic_prompting import Workers
+from agentic_prompting.llm import Reply
+from agentic_prompting.rewards import exact_match
 from agentic_prompting.rollout import AskGrammar
+from benchmarks.real import conductor_coder, elements
 from benchmarks.real.conductor import (
     ask_baselines,
     calculate,
@@ -21,13 +25,15 @@ from benchmarks.real.conductor import (
 
 pytest.importorskip("bm25s")
 
-POOL, TRAIN, TEST = make_world(7)
+WORLD = make_world(7)
+POOL, TRAIN, TEST = WORLD.pool, WORLD.train, WORLD.test
 
 
 def test_the_right_plan_answers_every_question():
     rows = TRAIN + TEST
     assert len({row["question"] for row in rows}) == len(rows)
-    assert all(follow_plan(row, POOL) in row["answers"] for row in rows)
+    environment = Workers(POOL)
+    assert all(asyncio.run(follow_plan(row, environment)) in row["answers"] for row in rows)
 
 
 def test_no_router_of_whole_questions_answers_the_ones_that_need_two_workers():
@@ -49,7 +55,7 @@ def test_workers_say_what_they_cannot_do():
 
 def test_demonstrations_are_well_formed_and_of_mixed_quality():
     environment = Workers(POOL)
-    traces = asyncio.run(draw_demonstrations(TRAIN, environment, random.Random(7)))
+    traces = asyncio.run(draw_demonstrations(WORLD, environment, random.Random(7)))
     right = 0
     for trace in traces:
         assert len(trace["turns"]) == len(trace["observations"]) + 1
@@ -80,3 +86,27 @@ def test_tables_show_every_stage_and_baseline():
     assert "+0.500" in systems_table([record])
     assert "| 7 | fact, sum | 1 | 0.00 | 0.00 | 1.00 |" in kinds_table([record])
     assert "| 7 | after | 1.0 | 1.5 | 0.75 | 0 |" in calls_table([record])
+
+
+def test_the_coders_world_needs_two_workers_and_holds_out_towns_and_elements():
+    def coder(messages):
+        name = re.search(r"#1 : (\w+)|symbol of (\w+)", messages[-1]["content"])
+        symbol = dict(zip(elements.NAMES, elements.SYMBOLS, strict=True)).get(name[1] or name[2])
+        return Reply(symbol or "unknown")
+
+    world = conductor_coder.make_world(7, coder)
+    environment = Workers(world.pool)
+    for row in world.train[:64] + world.test:
+        assert exact_match(asyncio.run(follow_plan(row, environment)), row["answers"])
+    assert not {row["question"] for row in world.train} & {row["question"] for row in world.test}
+    by_symbol = [
+        {row["answers"][0] for row in rows if "symbol" in row["kind"]}
+        for rows in (world.train, world.test)
+    ]
+    assert len(by_symbol[1]) > 10 and not by_symbol[0] & by_symbol[1]
+    right = ask_baselines(world.pool, world.test, seed=7)["oracle router"]
+    assert not any(
+        int(result)
+        for result, row in zip(right, world.test, strict=True)
+        if len(row["requests"]) == 2
+    )

@@ -1,0 +1,156 @@
+"""A real model of 135 million parameters learns to lead a real large LLM, an archive and a calculator.
+
+    python -m benchmarks.real.conductor_coder --base-url http://localhost:8080/v1 --llm qwen2.5-coder-1.5b --world
+    python -m benchmarks.real.conductor_coder --base-url ... --llm NAME --json  # one seed, about an hour on two cores
+    python -m benchmarks.real.conductor_coder --base-url ... --llm NAME --json --tuning  # the seed that is not reported
+    python -m benchmarks.real.conductor_coder  # the tables, from the records
+
+Appends a record for each seed to `--records`; what is recorded is not run again. Everything but the world is that of
+`conductor.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentic_prompting import OpenAIChat, ReplayCache, Worker
+from agentic_prompting.sandbox.library import Fact, split_by_subject, town_facts
+from benchmarks.lab import RECORDS, Records, quiet
+from benchmarks.real.conductor import (
+    HELD_OUT,
+    Archive,
+    World,
+    calculate,
+    calls_table,
+    draw_question as draw_question_of_functions,
+    draw_rows,
+    kinds_table,
+    measure,
+    print_world,
+    systems_table,
+)
+from benchmarks.real.elements import element_facts
+
+SEEDS = (953,)
+TUNING_SEEDS = (1,)
+TRAIN_ROWS = 256
+HELD_OUT_ELEMENTS = 28
+SYSTEM_PROMPT = "Answer with one word or number, and nothing else."
+SHARES = {"fact": 0.25, "sum": 0.13, "symbol": 0.12, "fact, sum": 0.25, "fact, symbol": 0.25}
+"""How often each kind of question is drawn for the test. In training, every kind is equally frequent."""
+
+
+def connect(base_url: str, llm: str, folder: Path) -> OpenAIChat:
+    """The large LLM, which is asked for short answers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return OpenAIChat(
+        llm,
+        base_url=base_url,
+        system_prompt=SYSTEM_PROMPT,
+        timeout=300,
+        max_concurrency=4,
+        cache=ReplayCache(folder / "replies.sqlite"),
+        temperature=0,
+        max_tokens=24,
+    )
+
+
+def make_pool(facts: Sequence[Fact], chat: OpenAIChat) -> dict[str, Worker]:
+    return {
+        "archive": Worker(Archive(facts), "knows facts about towns", usd=0.002, takes="text"),
+        "calculator": Worker(calculate, "works out sums such as 12 + 30", usd=0.001, takes="text"),
+        "coder": Worker(chat, "knows chemistry and programming", usd=0.004),
+    }
+
+
+def discoveries(
+    towns: Sequence[Fact], elements: Sequence[Fact], generator: random.Random
+) -> list[Fact]:
+    """Which element was discovered in each town; no model can know it."""
+    facts = []
+    for town in dict.fromkeys(fact.subject for fact in towns):
+        element = generator.choice(elements).subject
+        facts.append(
+            Fact(
+                town,
+                "element",
+                f"Which element was discovered in {town}?",
+                f"The element that was discovered in {town} is {element}.",
+                element,
+            )
+        )
+    return facts
+
+
+def draw_question(
+    kind: str, facts: Sequence[Fact], generator: random.Random
+) -> tuple[str, str, list[tuple[str, str]]]:
+    """A question of a kind of `SHARES`, its answer, and its plan: the worker and the request of each call."""
+    if "symbol" not in kind:
+        return draw_question_of_functions(kind, facts, generator)
+    symbols = {fact.subject: fact for fact in element_facts() if fact.relation == "symbol"}
+    discovery = generator.choice([fact for fact in facts if fact.relation == "element"])
+    symbol = symbols[discovery.value]
+    if kind == "symbol":
+        return symbol.question, symbol.value, [("coder", symbol.question)]
+    question = (
+        f"What is the chemical symbol of the element that was discovered in {discovery.subject}?"
+    )
+    plan = [("archive", discovery.question), ("coder", "What is the chemical symbol of #1?")]
+    return question, symbol.value, plan
+
+
+def make_world(seed: int, chat: OpenAIChat) -> World:
+    """The world of a seed. The elements of the held-out questions are not those of training."""
+    generator = random.Random(f"questions {seed}")
+    train_elements, test_elements = split_by_subject(element_facts(), HELD_OUT_ELEMENTS, seed)
+    train_facts, test_facts = split_by_subject(town_facts(seed), held_out=32, seed=seed)
+    train_facts = train_facts + discoveries(train_facts, train_elements, generator)
+    test_facts = test_facts + discoveries(test_facts, test_elements, generator)
+    return World(
+        pool=make_pool(train_facts + test_facts, chat),
+        kinds=tuple(SHARES),
+        train=draw_rows(
+            train_facts, TRAIN_ROWS, generator, dict.fromkeys(SHARES, 1), draw_question
+        ),
+        test=draw_rows(test_facts, HELD_OUT, generator, SHARES, draw_question),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--base-url", help="the address of the large LLM")
+    parser.add_argument("--llm", default="large LLM", help="its name")
+    parser.add_argument("--world", action="store_true", help="measure the workers, train nothing")
+    parser.add_argument("--json", action="store_true", help="run what has no record")
+    parser.add_argument("--tuning", action="store_true", help="the seed that is not reported")
+    parser.add_argument("--folder", type=Path, default=Path("runs/real-conductor-coder"))
+    parser.add_argument("--records", type=Path, help="default: records/conductor_coder.jsonl.gz")
+    options = parser.parse_args()
+    default = (options.folder if options.tuning else RECORDS) / "conductor_coder.jsonl.gz"
+    records = Records(options.records or default)
+    if options.base_url:
+        quiet()
+        seeds = TUNING_SEEDS if options.tuning else SEEDS
+        with connect(options.base_url, options.llm, options.folder) as chat:
+            if options.world:
+                for seed in seeds:
+                    print_world(seed, make_world(seed, chat))
+                return
+            for (seed,) in records.missing(("seed",), [(seed,) for seed in seeds]):
+                records.add(measure(seed, make_world(seed, chat), options.folder / str(seed)))
+    if options.json:
+        print(json.dumps(records.read()))
+    print(systems_table(records.read()))
+    print(kinds_table(records.read()))
+    print(calls_table(records.read()))
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ Protocol, written before any run.
 
 1. Model. Qwen2.5-Coder-1.5B-Instruct (Q4_K_M) in llama.cpp with one thread, at temperature 0, as task model, critic,
    optimizer and verifier.
-2. Questions. 64 puzzles of each kind in the wording of BIG-Bench Hard, made by rule (`make_puzzles`, seed 31), and the
+2. Questions. 32 puzzles of each kind in the wording of BIG-Bench Hard, made by rule (`make_puzzles`, seed 31), and the
    start prompt of `START_PROMPTS` for the kind. No prompt, limit or template was tried on them.
 3. Settings. Steps of k = 64 tokens and at most n = 4 of them, which are as many tokens as the paper's 25 steps of 10, at a
    sixth of the calls. Critic and optimizer write up to 256 tokens, the task model 384.
@@ -38,7 +38,7 @@ from benchmarks.real.small_agent import by_question, score_cells
 
 TASKS = {COUNTING: "object counting", SORTING: "word sorting"}
 SEED = 31
-QUESTIONS = 64
+QUESTIONS = 32
 SETTINGS = {
     "none": "no refinement",
     "no_verifier": "every question refined",

@@ -410,6 +410,25 @@ def test_programs_end_with_a_line_and_a_status(capsys, error, status, said):
     assert stopped.value.code == status and capsys.readouterr().err == said
 
 
+def test_an_error_in_a_reward_is_one_line(capsys):
+    from agentic_prompting.cli.script import run_script
+    from agentic_prompting.trainers.reward_functions import guard_reward_function
+
+    def broken_reward(completions, **columns):
+        return columns["no such column"]
+
+    guarded = guard_reward_function(broken_reward)
+    with pytest.raises(SystemExit) as stopped:
+        run_script(lambda: guarded(completions=["a"]))
+    line = broken_reward.__code__.co_firstlineno
+    err = capsys.readouterr().err
+    assert stopped.value.code == 2 and err.count("\n") == 1
+    assert (
+        f"broken_reward ({__file__}:{line}) raised KeyError" in err
+        and f"{__file__}:{line + 1}" in err
+    )
+
+
 # --- ask ----------------------------------------------------------------------------------------------------------
 
 

@@ -153,6 +153,27 @@ def test_the_warning_about_malformed_rollouts_shows_the_template(
     assert warning.endswith(template)
 
 
+# --- settings that TRL would refuse only when the model is loaded -----------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reward_weights": [1.0, 0.5]}, r"reward_weights=\[1.0, 0.5\] .*1 reward function "),
+        ({"remove_unused_columns": True}, "remove_unused_columns=True .*`question`"),
+        ({"eval_strategy": "steps", "eval_steps": 1}, "eval_strategy='steps' .*eval_dataset="),
+        ({"eval_on_start": True}, "eval_on_start=True .*eval_dataset="),
+    ],
+)
+def test_settings_are_refused_before_the_model(tiny_policy, rows, tmp_path, changes, message):
+    no_model = tmp_path / "no model"
+    shutil.copytree(tiny_policy, no_model)
+    (no_model / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=message) as error:
+        trainer_for(no_model, tmp_path / "out", rows, **changes)
+    assert "\n" not in str(error.value)
+
+
 # --- the columns that reward functions need --------------------------------------------------------
 
 

@@ -150,7 +150,9 @@ def test_rollouts_outlive_a_mistake_in_a_reward(tiny_policy, rows, tmp_path):
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     with pytest.raises(KeyError) as caught:
         trainer.train()
-    assert any("rollouts" in note for note in caught.value.__notes__)
+    source, kept = caught.value.__notes__
+    assert "the reward function" in source and "broken (" in source and "KeyError" in source
+    assert source.count("test_user_errors.py:") == 2 and "rollouts" in kept
     records = list(read_rollouts(tmp_path / "rollouts"))
     assert len(records) == 4
     for record in records:

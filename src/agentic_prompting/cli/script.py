@@ -35,7 +35,12 @@ def run_script(main: Callable[[], T]) -> T:
         sys.exit(INTERRUPTED)
     except Exception as error:
         from ..llm import LLMError  # imported late, so that `--help` stays quick
+        from ..llm.guard import raised_in, source_of
 
+        # An error in a function of the user's, which its note names with file and line.
+        if source_of(error) and raised_in(error):
+            _print_with_place(error)
+            sys.exit(BAD_INPUT)
         # Any other error may be a bug, so its traceback is wanted.
         if not isinstance(error, LLMError):
             raise
@@ -55,7 +60,13 @@ def print_error(message: str) -> None:
 
 
 def _print_with_place(error: Exception) -> None:
-    """Print an error and, if the user's code raised it, the line that did."""
-    from ..llm.guard import raised_in
+    """Print an error and, if the user's code raised it, the function and the line that did."""
+    from ..llm.guard import raised_in, source_of
 
-    print_error(f"{error}{raised_in(error)}")
+    source = source_of(error)
+    if not source:
+        print_error(f"{error}{raised_in(error)}")
+        return
+    # Other notes say what was kept, and how to go on.
+    advice = [note for note in error.__notes__ if note != source]
+    print_error("; ".join([source, *advice]))

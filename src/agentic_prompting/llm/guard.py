@@ -170,6 +170,27 @@ def traceback_of(error: BaseException | None) -> str:
     return notes[0] if notes else ""
 
 
+class SourceNote(str):
+    """The note of an exception that names the user's function that raised it, in one line."""
+
+
+def note_source(error: Exception, name: str) -> None:
+    """Add a [`SourceNote`] to an exception of user code that is raised unchanged.
+
+    Args:
+        error (`Exception`): The exception.
+        name (`str`): A name for the user's function, such as `the reward function f (shop.py:3)`.
+    """
+    note = f"{name} raised {describe(error)}{raised_in(error)}"
+    error.add_note(SourceNote(mask_secrets(note)))
+
+
+def source_of(error: BaseException) -> str:
+    """Return the [`SourceNote`] of an exception, or an empty text."""
+    notes = getattr(error, "__notes__", ())
+    return next((note for note in notes if isinstance(note, SourceNote)), "")
+
+
 def place_of(function: object) -> str:
     """Return the name of a user's function and where it is defined: `Shop.step (shop.py:12)`."""
     # The function inside a partial or a wrapper.

@@ -19,6 +19,19 @@ _PLAIN = re.compile(
 )
 
 
+def count_in_words(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a number of things as text: `1 row`, `1,200 rows`, `2 replies`.
+
+    Args:
+        count (`int`): The number.
+        noun (`str`): The thing in the singular.
+        plural (`str`, *optional*): Its plural. Defaults to `noun` and an s.
+    """
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {plural or noun + 's'}"
+
+
 def is_missing(value: object) -> bool:
     """Return whether there is no value: `None`, a NaN of any type, pandas' `NA` or `NaT`."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):

@@ -82,6 +82,7 @@ from .resolve_spec import SpecOptions, describe_prompt, drop_unused_template, re
 from .reward_functions import (
     RewardFunction,
     RewardFunctions,
+    check_reward_weights,
     guard_reward_function,
     list_reward_functions,
     render_completions,
@@ -205,10 +206,9 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             environment.keep_private([args.output_dir])
         # The caller's reward functions come first, then those that the environment brings.
         reward_funcs = self._choose_rewards(reward_funcs, args, environment)
-        self._reward_functions = [
-            *list_reward_functions(reward_funcs, environment),
-            *environment_rewards,
-        ]
+        caller_rewards = list_reward_functions(reward_funcs, environment)
+        check_reward_weights(args, caller_rewards)
+        self._reward_functions = [*caller_rewards, *environment_rewards]
         # Complete the settings, and check the rows of all data sets.
         args = adapt_args(args, environment, len(environment_rewards))
         eval_dataset = as_dataset(eval_dataset)

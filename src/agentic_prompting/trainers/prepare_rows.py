@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 from datasets import Dataset, IterableDataset
+from transformers.trainer_utils import IntervalStrategy
 
 from ..data import validate_dataset
 from ..data.validation import select_columns
@@ -54,6 +55,7 @@ def prepare_rows(
             if an option would be ignored.
     """
     check_group_sizes(reward_functions, args, bool(eval_datasets))
+    check_dataset_settings(args, train_dataset, eval_datasets)
     # Options by environment need several environments, and rows that name theirs.
     if isinstance(environment, Environments):
         for name in args.environment_limits or ():
@@ -80,6 +82,41 @@ def prepare_rows(
     if args.process_index == 0:
         warn_of_known_rows(train_dataset, eval_datasets)
     return train_dataset
+
+
+def check_dataset_settings(
+    args: MultiTurnGRPOConfig, train_dataset: Rows, eval_datasets: Sequence[Rows]
+) -> None:
+    """Refuse settings that do not fit the data sets, which would fail after the model is loaded.
+
+    Raises:
+        `ValueError`: If the run would evaluate without rows, or columns would be removed.
+    """
+    if not eval_datasets:
+        strategy = IntervalStrategy(args.eval_strategy or "no")
+        setting = None
+        if strategy != IntervalStrategy.NO:
+            setting = f"eval_strategy={strategy.value!r}"
+        elif args.eval_on_start:
+            setting = "eval_on_start=True"
+        if setting is not None:
+            raise ValueError(
+                f"{setting} needs rows to evaluate on: pass eval_dataset= to the trainer "
+                "(--held-out 0.3 or --eval_task on the command line), or leave the setting out"
+            )
+
+    # The base class would keep the column `prompt` alone. Streamed rows may not name theirs.
+    if args.remove_unused_columns:
+        columns: set[str] = set()
+        for dataset in [train_dataset, *eval_datasets]:
+            columns.update(getattr(dataset, "column_names", None) or ())
+        removed = sorted(columns - {"prompt"})
+        if removed:
+            names = ", ".join(f"`{name}`" for name in removed)
+            raise ValueError(
+                f"remove_unused_columns=True would remove the columns {names}, which prompts, "
+                "rewards and environments read: leave it at False"
+            )
 
 
 def warn_of_known_rows(train_dataset: Rows, eval_datasets: Sequence[Rows]) -> None:

@@ -17,8 +17,15 @@ from typing import Any, TypeAlias, cast
 import torch
 from datasets import Dataset
 
-from ..llm.guard import Escaped, call_guarded, describe, guard_function, place_of
-from ..llm.numbers import finite_float
+from ..llm.guard import (
+    Escaped,
+    call_guarded,
+    describe,
+    guard_function,
+    note_source,
+    place_of,
+)
+from ..llm.numbers import count_in_words, finite_float
 from ..rollout import Environment, Environments, Rollout, TextFormat, render_messages
 from .config import MultiTurnGRPOConfig
 from .setup import unknown_environment
@@ -141,6 +148,35 @@ def _as_list(functions: RewardFunction | Sequence[RewardFunction]) -> list[Rewar
     return [cast(RewardFunction, functions)]
 
 
+def check_reward_weights(
+    args: MultiTurnGRPOConfig, reward_functions: Sequence[RewardFunction]
+) -> None:
+    """Check that `reward_weights` has a weight for each reward function of the caller's.
+
+    Args:
+        args ([`MultiTurnGRPOConfig`]): The caller's settings.
+        reward_functions (`Sequence`): The reward functions, without those that an environment
+            brings.
+
+    Raises:
+        `ValueError`: If there are more or fewer weights.
+    """
+    weights = args.reward_weights
+    if weights is None or len(weights) == len(reward_functions):
+        return
+    names = []
+    for function in reward_functions:
+        if isinstance(function, str):
+            names.append(function)
+        else:
+            names.append(getattr(function, "__name__", type(function).__name__))
+    raise ValueError(
+        f"reward_weights={list(weights)} must have one weight for each of the "
+        f"{count_in_words(len(reward_functions), 'reward function')} ({', '.join(names) or 'none'}), in "
+        "their order"
+    )
+
+
 def warn_of_shared_names(names: Sequence[str]) -> None:
     """Log a warning for each name that several reward functions of a run have.
 
@@ -189,7 +225,7 @@ def guard_reward_function(function: RewardFunction) -> RewardFunction:
 
     After an `exit()` or the like, which code written by a model may call, the batch has no reward
     from the function, and a warning is logged. Ordinary exceptions are bugs in the function and are
-    raised. NaN counts as `None`, as in TRL; the first one of a function is logged.
+    raised, with a note that names it. NaN counts as `None`, as in TRL; the first one of a function is logged.
 
     Args:
         function (`Callable`, `str` or `torch.nn.Module`): Reward models and their names are
@@ -203,6 +239,7 @@ def guard_reward_function(function: RewardFunction) -> RewardFunction:
     def return_no_rewards(error: Exception, **columns: Any) -> list[None]:
         # An ordinary exception is a bug in the function, which the user must see.
         if not isinstance(error, Escaped):
+            note_source(error, f"the reward function {place_of(function)}")
             raise error
         logger.warning(
             "the reward function %s raised %s: this batch has no reward from it",

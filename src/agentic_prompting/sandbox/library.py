@@ -181,7 +181,9 @@ def split_by_subject(
     return train, test
 
 
-def uneven_demonstrations(facts: Sequence[Fact], count: int, seed: int = 0) -> list[dict[str, Any]]:
+def uneven_demonstrations(
+    facts: Sequence[Fact], count: int, seed: int = 0, guesses: float = 0.5
+) -> list[dict[str, Any]]:
     """Write conversations to imitate, as uneven as those that people have lying around.
 
     In half of them the agent does not ask, and is wrong. In the others it asks the question; only about one in three
@@ -192,6 +194,7 @@ def uneven_demonstrations(facts: Sequence[Fact], count: int, seed: int = 0) -> l
         facts (`Sequence[Fact]`): What the conversations are about.
         count (`int`): How many.
         seed (`int`, *optional*, defaults to `0`): Decides the facts, and what becomes of each.
+        guesses (`float`, *optional*, defaults to `0.5`): The share in which the agent does not ask.
 
     Returns:
         `list[dict]`: Traces, as [`rollout_from_trace`] takes them.
@@ -205,12 +208,12 @@ def uneven_demonstrations(facts: Sequence[Fact], count: int, seed: int = 0) -> l
     traces = []
     for fact in rng.sample(list(facts), count):
         draw = rng.random()
-        if draw < 0.5:
+        if draw < guesses:
             # A guess: the value of another fact of the same kind.
             similar = [other for other in facts if other.relation == fact.relation]
             guess = rng.choice(similar).value
             turns, observations = [fact.document.replace(fact.value, guess)], []
-        elif draw < 0.85:
+        elif draw < guesses + 0.7 * (1 - guesses):
             turns, observations = [fact.question, fact.document], [fact.document]
         else:
             turns, observations = [fact.question, fact.value], [fact.document]

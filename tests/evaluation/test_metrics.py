@@ -341,3 +341,18 @@ def test_similarity_with_a_real_encoder():
     metric = evaluate.load(METRIC_PATH, "semantic_similarity")
     found = metric.compute(predictions=[story], references=[[story]], encoder=encoder)
     assert found["semantic_similarity"] == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("metric", "problem"),
+    [
+        (lambda answer, accepted: float(answer.strip() in accepted), "'list' object has no"),
+        (lambda answers, accepted: 1.0, "not iterable"),
+        (lambda answers, accepted: [1.0], "1 values for 2 answers"),
+    ],
+)
+def test_a_metric_of_one_answer_is_told_how_metrics_are_called(metric, problem):
+    rows = [{"question": "a?", "answers": ["a"]}, {"question": "b?", "answers": ["b"]}]
+    with pytest.raises(ValueError, match="mine") as caught:
+        evaluate_agent(lambda questions: questions, {"t": rows}, {"mine": metric}, runs=1)
+    assert problem in str(caught.value) and "metrics.each" in str(caught.value)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..llm.guard import call_guarded
+from ..llm.guard import call_guarded, describe
 from ..rewards import PromptR1Reward
 from ..rollout import Rollout
 from ..rollout.environment import same_columns
@@ -99,11 +99,37 @@ def score_records(
             values: Sequence[float | None] = judged(scored_records)
         else:
             texts = [_text_to_score(record, name in READ_WHOLE) for record in scored_records]
-            values = metric(texts, [record["answers"] for record in scored_records])
+            accepted = [record["answers"] for record in scored_records]
+            values = _call_metric(name, metric, texts, accepted)
         for index, value in zip(indices, values, strict=True):
             metric_scores[index] = _read_score(value, name)
         scores[name] = metric_scores
     return scores
+
+
+def _call_metric(
+    name: str, metric: Score, texts: Sequence[str], accepted: Sequence[Sequence[str]]
+) -> Sequence[float | None]:
+    """The scores of all answers.
+
+    Raises:
+        `ValueError`: A metric that is a function raises an error, or does not return a value for each answer.
+    """
+    if isinstance(metric, EvaluateScore):
+        return metric(texts, accepted)
+    form = (
+        "a metric is a function of all answers (a list of texts) and of the accepted answers of each (a list of lists), "
+        "and returns a number for each; `agentic_prompting.evaluation.metrics.each` makes one of a function of one answer"
+    )
+    try:
+        values = list(metric(texts, accepted))
+    except Exception as error:
+        raise ValueError(f"the metric {name} failed: {describe(error)}; {form}") from error
+    if len(values) != len(texts):
+        raise ValueError(
+            f"the metric {name} returned {len(values)} values for {len(texts)} answers; {form}"
+        )
+    return values
 
 
 def _read_score(value: Any, metric: str) -> float | None:

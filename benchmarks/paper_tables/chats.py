@@ -60,6 +60,13 @@ class JudgedSystem(System):
         judge = str(getattr(chat, "model", type(chat).__name__))
         return {**self.system.settings, "judge": judge}
 
+    @property
+    def version(self) -> str | None:
+        return self.system.version
+
+    def row_version(self, row: Row) -> str | None:
+        return self.system.row_version(row)
+
     async def answer(self, row: Row, seed: int) -> Answer:
         answer = await self.system.answer(row, seed)
         if answer.whole is None:

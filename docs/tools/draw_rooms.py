@@ -23,6 +23,7 @@ WIDTH, ROW, BOX, HEIGHT = 1000, 92, 136, 44
 # The place of a room from left to right; its floor follows from its imports.
 COLUMN = {
     "records": 1.8,
+    "versions": 3,
     "llm": 1.8,
     "rollout": 1.8,
     "environments": 0,
@@ -45,6 +46,7 @@ COLUMN = {
 }
 SAYS = {
     "records": "crash-safe files",
+    "versions": "code and weights",
     "llm": "large LLMs",
     "rollout": "episodes, tokens",
     "environments": "answer the agent",

@@ -154,9 +154,11 @@ def test_a_changed_program_is_asked_elsewhere(run, asking_policy, mine, tmp_path
     words += ("--output-dir", tmp_path / "out")
     assert run(*words)[0] == 0
     assert run(*words)[0] == 0, "unchanged, it goes on"
+    file.write_text("# A remark.\n" + PROGRAM)
+    assert run(*words)[0] == 0, "a remark changes no answer"
     file.write_text(PROGRAM.replace("Swahili", "Nairobi, I think"))
     status, _, err = run(*words)
-    assert status == 2 and "answers of another system" in err
+    assert status == 2 and "before the code" in err
 
 
 def test_the_questions_metrics_and_repeats_are_options(run, asking_policy, mine, tmp_path):

@@ -14,6 +14,7 @@ from hypothesis import given, strategies as st
 
 from agentic_prompting.data import TASKS, load_task
 from agentic_prompting.evaluation import (
+    AgentSystem,
     Answer,
     EvaluationStopped,
     EvaluationTask,
@@ -46,8 +47,9 @@ from agentic_prompting.llm import (
     start,
 )
 from agentic_prompting.llm.loop import in_parallel
-from agentic_prompting.refine import ProRefiner
-from agentic_prompting.rollout import Rollout
+from agentic_prompting.refine import LabelVerifier, ProRefiner
+from agentic_prompting.rewards import exact_match
+from agentic_prompting.rollout import Environment, Rollout
 from agentic_prompting.sandbox.puzzles import SORTING, make_puzzles, puzzle_models
 from paper_tables.chats import CallCount, MeteredChat, SelfReflection
 
@@ -262,6 +264,98 @@ def test_a_models_own_settings_are_not_continued_with_others(tmp_path):
     for other in ({"sampling": {"temperature": 1}}, {"system_prompt": "Think."}, {"model": "n"}):
         with pytest.raises(ValueError, match="other settings"):
             asked(**other)
+
+
+def load_function(file, name):
+    """A function of a file, as a process that starts anew would import it."""
+    names = {"__name__": "my_system"}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    return names[name]
+
+
+def test_an_edited_function_is_not_continued(tmp_path):
+    """Else the table would show the answers of the old function as those of the new one."""
+    file = tmp_path / "my_system.py"
+
+    def ask():
+        function = load_function(file, "answer")
+        return evaluate_agent(function, [TASK], runs=1, output=tmp_path, progress=False)
+
+    file.write_text("def answer(questions):\n    return ['2'] * len(questions)\n")
+    ask()
+    file.write_text("# always the same\n" + file.read_text())
+    ask()
+    file.write_text(file.read_text().replace("2", "4"))
+    with pytest.raises(ValueError, match="code"):
+        ask()
+
+    # Answers of older versions do not say what gave them.
+    records = lines(tmp_path)
+    for record in records:
+        del record["version"]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / "system.jsonl").write_text(text)
+    ask()
+
+
+class CountingAgent:
+    """Plays a row by its column `price`, and counts the rows."""
+
+    def __init__(self):
+        self.asked = 0
+
+        class Shop(Environment):
+            def step(self, rollout):
+                return None
+
+        self.environment = Shop()
+
+    def answer_all(self, questions, seed=0, progress=True):
+        self.asked += len(questions)
+        return [Rollout([1], row=dict(row)).finish("answered") for row in questions]
+
+
+def test_a_row_whose_columns_changed_is_asked_again(tmp_path, caplog):
+    """An environment of the user's own may read any column of its row."""
+    agent = CountingAgent()
+
+    def ask(rows):
+        system = AgentSystem(agent, "shop")
+        evaluate_agent(system, {"sums": rows}, runs=1, output=tmp_path, progress=False)
+
+    rows = [{**row, "price": 3, "id": f"a{n}"} for n, row in enumerate(ROWS)]
+    ask(rows)
+    ask([{**row, "id": f"b{n}"} for n, row in enumerate(rows)])
+    assert agent.asked == 20
+    ask([{**rows[0], "price": 4}, *rows[1:]])
+    assert agent.asked == 21
+    assert "1 questions are asked again" in caplog.text
+    ask([{**rows[0], "price": 4}, *rows[1:]])
+    assert agent.asked == 21
+
+
+def test_labels_that_decide_a_refinement_are_asked_again(tmp_path):
+    """With the optimal verifier the accepted answers are part of what answers."""
+    models = puzzle_models()
+    rows = make_puzzles(3, kinds=(SORTING,))
+    roles = (models["task"], models["feedback"], models["optimizer"])
+
+    def ask(rows, verifier):
+        refiner = ProRefiner(*roles, verifier, max_steps=2)
+        return evaluate_agent(
+            ProRefineSystem(refiner, "Sort."),
+            {"sorting": rows},
+            runs=1,
+            output=tmp_path / str(verifier is None),
+            progress=False,
+        ).records
+
+    changed = [{**rows[0], "answers": ["other"]}, *rows[1:]]
+    for verifier, asked_again in ((LabelVerifier(exact_match), 1), (None, 0)):
+        first = ask(rows, verifier)
+        second = ask(changed, verifier)
+        new = [a["seconds"] != b["seconds"] for a, b in zip(first, second, strict=True)]
+        assert sum(new) == asked_again
 
 
 def test_a_fatal_failure_stops_and_keeps_what_there_is(tmp_path):

@@ -1,6 +1,7 @@
 """A file of results: a run that was stopped goes on."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -137,3 +138,41 @@ def test_paid_replies_are_not_paid_twice(tmp_path):
         (r.answer, r.prompt, len(r.steps)) for r in second
     ]
     assert first[0].prompt == PROMPT + "+++" and second[0].usage["task"].cached == 4
+
+
+def test_an_edited_verifier_is_not_continued(tmp_path):
+    """It decides which questions are refined, so results of both must not be mixed."""
+    file = tmp_path / "my_verifier.py"
+    path = tmp_path / "results.jsonl"
+
+    def refine(limit):
+        file.write_text(f"def judge(query, answer):\n    return len(answer) > {limit}\n")
+        names = {"__name__": "my_verifier"}
+        exec(compile(file.read_text(), str(file), "exec"), names)
+        log = Log()
+        judged = replace(refiner(log), verifier=names["judge"])
+        judged.refine_all(PROMPT, QUERIES, output=path, progress=False)
+        return log.calls
+
+    assert refine(3)
+    assert refine(3) == []
+    with pytest.raises(ValueError, match="code of a function"):
+        refine(4)
+
+    # Results of older versions do not say.
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        del record["version"]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert refine(4) == []
+
+
+def test_a_clients_own_sampling_is_part_of_the_version():
+    """Temperatures of the roles are sent with each call; a client may have other defaults."""
+
+    def version(**sampling):
+        critic = OpenAIChat("m", base_url="http://localhost:1/v1", **sampling)
+        return ProRefiner(critic, critic, critic).version()
+
+    assert version() is None
+    assert version(top_p=0.9) not in (None, version(top_p=0.8))

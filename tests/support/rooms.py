@@ -8,6 +8,7 @@ PACKAGE = "agentic_prompting"
 SOURCE = Path(__file__).parents[2] / "src" / PACKAGE
 ABOVE_THE_TORCH_LINE = (
     "records",
+    "versions",
     "llm",
     "data",
     "rollout",

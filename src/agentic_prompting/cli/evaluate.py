@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..records import digest
+from ..versions import file_version, weights_version
 from .example_files import CLONE, find_example, find_shared_folder
 from .hub import check_model, check_trained_agent, is_hub_reachable
 from .loader import find_source_file, import_file, register_judge
@@ -304,17 +305,20 @@ def _systems_of_run(
     from ..agent import PromptAgent
     from ..evaluation import AgentSystem
 
-    trained = AgentSystem(agent, _identity(options, run))
+    version = _source_version(options)
+    trained = AgentSystem(agent, _identity(options, run), version=version)
     if options.base is None:
         return {run.name: trained}
     untrained = PromptAgent.from_pretrained(options.base, environment, agent.spec)
     if options.baselines:
         identity = _identity(options, options.base, run)
-        return {run.name: trained, "untrained": AgentSystem(untrained, identity)}
+        untrained_system = AgentSystem(untrained, identity, version=version)
+        return {run.name: trained, "untrained": untrained_system}
     # Only a run of E-SPL has a first prompt beside its final one.
     if not (run / POPULATION).is_file():
         identity = _identity(options, options.base, run)
-        return {"untrained": AgentSystem(untrained, identity), run.name: trained}
+        untrained_system = AgentSystem(untrained, identity, version=version)
+        return {"untrained": untrained_system, run.name: trained}
 
     # Base and trained weights, each under the first and the final prompt.
     systems = {}
@@ -325,7 +329,7 @@ def _systems_of_run(
         identity = _identity(options, model, run)
         for prompt, prompted_agent in _by_prompt(weighted_agent, run).items():
             systems[f"{weights} weights, {prompt} prompt"] = AgentSystem(
-                prompted_agent, f"{prompt} prompt, {identity}"
+                prompted_agent, f"{prompt} prompt, {identity}", version=version
             )
     return systems
 
@@ -345,18 +349,10 @@ def _identity(options: LargeLLM, *folders: str | Path) -> str:
     """An identifier of an agent's answers: its folders, when they were written, and whom it asks."""
     from ..rollout import SPEC_FILE
 
-    # Compare weights by size and time, because reading them would take long.
     file_states = []
     for folder in folders:
-        for pattern in ("*.safetensors", "*.bin", SPEC_FILE):
-            for file in sorted(Path(folder).glob(pattern)):
-                file_states.append((file.name, file.stat().st_size, file.stat().st_mtime_ns))
-    # Answers also depend on the file of an environment or a program of the user's own.
-    source_file = find_source_file(options.environment) if options.environment else None
-    if source_file is not None:
-        state = source_file.stat()
-        file_states.append((source_file.name, state.st_size, state.st_mtime_ns))
-    # And on whom the agent asks.
+        file_states += weights_version(folder, [SPEC_FILE])
+    # Answers also depend on whom the agent asks.
     environment = [
         options.sandbox,
         options.environment,
@@ -364,6 +360,12 @@ def _identity(options: LargeLLM, *folders: str | Path) -> str:
         options.environment_max_tokens,
     ]
     return f"{', '.join(map(str, folders))} {digest([file_states, environment])}"
+
+
+def _source_version(options: LargeLLM) -> str | None:
+    """A digest of the file of an environment or a program of the user's own."""
+    source_file = find_source_file(options.environment) if options.environment else None
+    return None if source_file is None else file_version(source_file)
 
 
 def _by_prompt(agent: PromptAgent, run: Path) -> dict[str, PromptAgent]:

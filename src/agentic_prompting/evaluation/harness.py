@@ -6,6 +6,7 @@ Failed answers are counted separately and never scored as wrong.
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,8 @@ from ..rollout.progress import show_progress
 from .metrics import Encoder, Metric, find_metrics
 from .scoring import Result, summarise
 from .systems import Answer, Row, System, as_system
+
+logger = logging.getLogger(__name__)
 
 
 class EvaluationStopped(RuntimeError):
@@ -325,11 +328,13 @@ def _collect_answers(
     questions.
     """
     # Answers of a system with other settings must not be mixed with those of this one.
-    settings_digest = digest(system.settings)
+    identity = {"settings": digest(system.settings)}
+    if system.version is not None:
+        identity["version"] = system.version
     saved_records: dict[AnswerKey, Record] = {}
     record_file = None
     if path is not None:
-        saved_records = _load_saved_answers(path, settings_digest, tasks)
+        saved_records = _load_saved_answers(path, system, identity, tasks)
         record_file = RecordFile(path)
 
     # Task by task and run by run, because each run has its own seed.
@@ -350,7 +355,10 @@ def _collect_answers(
                 record = _make_record(name, task, key, answer)
                 records[key] = record
                 if record_file is not None:
-                    record_file.append([{**record, "settings": settings_digest}])
+                    row_version = system.row_version(task.rows[key.row_index])
+                    if row_version is not None:
+                        record["row_version"] = row_version
+                    record_file.append([{**record, **identity}])
                 bar.update()
                 if answer.fatal and answer.error is not None:
                     raise EvaluationStopped(
@@ -361,11 +369,12 @@ def _collect_answers(
 
 
 def _load_saved_answers(
-    path: Path, settings_digest: str, tasks: Sequence[EvaluationTask]
+    path: Path, system: System, identity: Mapping[str, str], tasks: Sequence[EvaluationTask]
 ) -> dict[AnswerKey, Record]:
     """Load the answers on disk and update their accepted answers to those of the tasks.
 
-    Failed answers are removed from the file, so that they are asked for again.
+    Failed answers are removed from the file, so that they are asked for again. Answers to rows that
+    have changed since stay in the file, and are asked for again, too.
     """
     # A saved record may belong to a task or a question that is not asked any more.
     rows_by_task = {task.name: task.rows for task in tasks}
@@ -376,10 +385,17 @@ def _load_saved_answers(
 
     def is_answered(record: Record) -> bool:
         # Another system, or this one with another prompt, model or sampling.
-        if record.get("settings") != settings_digest:
+        if record.get("settings") != identity["settings"]:
             raise ValueError(
                 f"{path} holds answers of another system, or of this one with other settings: use "
                 "another output folder, or the settings that this one was started with"
+            )
+        # Answers that were saved without a version are not compared.
+        versions = {identity.get("version"), record.get("version")} - {None}
+        if len(versions) > 1:
+            raise ValueError(
+                f"{path} holds answers of before the code or the weights of this system were "
+                "changed: use another output folder, or undo the change"
             )
         # A record names its question by index, which in another sample is another question.
         key = key_of(record)
@@ -397,9 +413,18 @@ def _load_saved_answers(
     records = {key_of(record): record for record in record_file.keep(is_answered)}
 
     # Bring the accepted answers up to date, in case the task's rows have changed since.
+    changed_rows = 0
     for key, record in list(records.items()):
         row = find_row(key)
-        if row is None or list(row["answers"]) == record["answers"]:
+        if row is None:
+            continue
+        # An agent may read any column of its row.
+        saved_row_version = record.get("row_version")
+        if saved_row_version is not None and saved_row_version != system.row_version(row):
+            del records[key]
+            changed_rows += 1
+            continue
+        if list(row["answers"]) == record["answers"]:
             continue
         # A verdict of a judge depends on the accepted answers of that time: ask again. Other scores
         # are computed from the record, which is updated. Readers use the last record of a key.
@@ -408,6 +433,13 @@ def _load_saved_answers(
         else:
             records[key] = {**record, "answers": list(row["answers"])}
             record_file.append([records[key]])
+    if changed_rows:
+        logger.warning(
+            "%s: %d questions are asked again, because their rows have changed since they were "
+            "answered",
+            path,
+            changed_rows,
+        )
     return records
 
 

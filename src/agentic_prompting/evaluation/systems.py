@@ -14,14 +14,16 @@ from dataclasses import asdict, dataclass, replace
 from numbers import Number
 from typing import Any, Protocol, TypedDict
 
+from ..environments import LLMEnvironment, SearchEnvironment, Workers
 from ..llm import ChatModel, LLMError, Message, Reply, as_chat, with_system
 from ..llm.guard import call_guarded, call_guarded_now, describe
 from ..llm.loop import in_parallel
 from ..refine import ProRefiner, RefinementResult
 from ..refine.types import read_query
 from ..rewards import read_answer
-from ..rollout import Rollout, rollout_seed
+from ..rollout import Environments, Rollout, rollout_seed
 from ..rollout.recording import rollout_record
+from ..versions import code_version, combine_versions, row_version
 
 Row = Mapping[str, Any]
 
@@ -128,6 +130,21 @@ class System:
         """
         return {"class": type(self).__name__}
 
+    @property
+    def version(self) -> str | None:
+        """A digest of code or weights behind the settings, `None` if there are none.
+
+        Results of another version are not resumed. Those that were saved without one are.
+        """
+        return None
+
+    def row_version(self, row: Row) -> str | None:
+        """A digest of what an answer depends on in a row besides its question; `None` if nothing.
+
+        If it has changed, the row is asked again.
+        """
+        return None
+
     def __call__(self, questions: Sequence[str | Row], seed: int = 0) -> list[Answer]:
         """Answer questions and return the answers in their order."""
         # A text is a row that has a question only.
@@ -167,6 +184,10 @@ class FunctionSystem(System):
     @property
     def settings(self) -> Mapping[str, Any]:
         return {"function": getattr(self.function, "__qualname__", type(self.function).__name__)}
+
+    @property
+    def version(self) -> str | None:
+        return code_version(self.function)
 
     def answer_batch(self, rows: Sequence[Row], seed: int) -> list[Answer]:
         started = time.perf_counter()
@@ -252,6 +273,11 @@ class PromptedSystem(System):
             settings["system_prompt"] = system_prompt
         return settings
 
+    @property
+    def version(self) -> str | None:
+        # A function, and a class of the user's own, is known by its name alone.
+        return code_version(self.chat)
+
     async def answer(self, row: Row, seed: int) -> Answer:
         started = time.perf_counter()
         # Each question is a conversation of its own.
@@ -281,12 +307,15 @@ class AgentSystem(System):
             environment.
         batch_size (`int`, *optional*, defaults to `64`): Episodes played together. Answers are
             saved after each batch.
+        version (`str`, *optional*): What changes under the same name, such as a digest of the
+            weights; see [`System.version`]. The code of an environment of your own counts anyway.
     """
 
-    def __init__(self, agent: Agent, name: str, batch_size: int = 64):
+    def __init__(self, agent: Agent, name: str, batch_size: int = 64, version: str | None = None):
         self.agent = agent
         self.name = name
         self.batch_size = batch_size
+        self._version = version
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -296,6 +325,25 @@ class AgentSystem(System):
         if not identity:
             return {"agent": self.name}
         return {"agent": self.name, "environment": identity}
+
+    @property
+    def version(self) -> str | None:
+        environment = getattr(self.agent, "environment", None)
+        environments = [environment]
+        if isinstance(environment, Environments):
+            environments = list(environment.by_name.values())
+        codes = [code_version(getattr(part, "described_by", part)) for part in environments]
+        return combine_versions([self._version, *codes])
+
+    def row_version(self, row: Row) -> str | None:
+        environment = getattr(self.agent, "environment", None)
+        # Without an environment of the user's own, or a program, nobody reads the other columns.
+        if environment is None or isinstance(environment, LLMEnvironment | SearchEnvironment):
+            return None
+        # Workers read nothing but these two.
+        if isinstance(environment, Workers):
+            return row_version(row, ("workers", "budget"))
+        return row_version(row, set(row) - {"id", "question", "task"})
 
     def answer_batch(self, rows: Sequence[Row], seed: int) -> list[Answer]:
         started = time.perf_counter()
@@ -325,6 +373,15 @@ class ProRefineSystem(System):
     @property
     def settings(self) -> Mapping[str, Any]:
         return {"refiner": self.refiner.digest(), "prompt": self.prompt}
+
+    @property
+    def version(self) -> str | None:
+        return self.refiner.version()
+
+    def row_version(self, row: Row) -> str | None:
+        # A verifier that compares with the accepted answers decides what is refined.
+        needs_answers = getattr(self.refiner.verifier, "needs_answers", False)
+        return row_version(row, ("answers",)) if needs_answers else None
 
     async def answer(self, row: Row, seed: int) -> Answer:
         # The repeat number makes each run a different sample.

@@ -33,8 +33,9 @@ from ..llm import (
 from ..llm.loop import in_parallel
 from ..records import atomic_write, digest, only_writer
 from ..rewards.answer_checks import check_answers_of_rows
-from ..rewards.reward_columns import check_columns
+from ..rewards.reward_columns import check_columns, required_columns
 from ..rollout import AgentSpec, Grammar
+from ..versions import code_version, row_version
 from .generation import (
     EvolutionJournal,
     Generation,
@@ -179,7 +180,9 @@ def evolve(
         config ([`EvolveConfig`], *optional*): The settings.
         on_step (`Callable[[StepLog], None]`, *optional*): Called after each step.
         checkpoint (`str` or `Path`, *optional*): File for the state after each step. If it exists,
-            the run is resumed from it, with the same training rows, policy, reward and grammar.
+            the run is resumed from it, with the same training rows, policy and its sampling,
+            reward, prompt template and grammar. The code of a reward or a policy of your own
+            counts, too, unless the run ended because the reward failed.
             The journal of all children is written beside it, see [`journal_beside`].
         budget ([`Budget`], *optional*): The common budget of the roles: `policy`, `reference` and,
             if the reward is a language model with a `charge_to`, `judge`. A warning is logged
@@ -238,6 +241,12 @@ def evolve(
                 advice = f"run again to resume from {path}"
             step_number = len(evolution.logs)
             logger.warning("evolution stopped at step %d: %s; %s", step_number, stopped, advice)
+        except Exception:
+            # If the reward has failed, its code is mended before the run is resumed.
+            if path is not None and path.exists():
+                evolution.inputs["reward_code"] = None
+                evolution.save(path)
+            raise
     result = EvolveResult(
         best=evolution.population.best(),
         population=evolution.population,
@@ -300,8 +309,8 @@ def _check_held_out_rows(evolution: Evolution, path: Path) -> None:
 def _check_inputs(evolution: Evolution, saved_inputs: Mapping[str, Any]) -> None:
     """Compare what a resumed run is given with what its saved part was given.
 
-    The ratings hold for its training rows, policy, reward and grammar only. The held-out rows may
-    change, because nothing is learned from them: scores on other ones are discarded, and measured
+    The ratings hold for its training rows, policy, reward, template and grammar only. The held-out
+    rows may change, because nothing is learned from them: scores on other ones are discarded, and measured
     anew at the end.
 
     Args:
@@ -321,12 +330,24 @@ def _check_inputs(evolution: Evolution, saved_inputs: Mapping[str, Any]) -> None
             f"({saved_rows['n']} then, {inputs['rows']['n']} now): pass the same rows, and hold "
             f"out the same share, {other_run}"
         )
-    for name in ("policy", "reward", "grammar"):
-        saved_name = saved_inputs.get(name)
-        if None not in (saved_name, inputs[name]) and saved_name != inputs[name]:
+    for name in ("policy", "reward", "grammar", "prompt_template", "prompt_place"):
+        saved_value = saved_inputs.get(name)
+        if None not in (saved_value, inputs[name]) and saved_value != inputs[name]:
             raise ValueError(
-                f"the {name} of the saved run was {saved_name!r}, not {inputs[name]!r}: pass the "
+                f"the {name} of the saved run was {saved_value!r}, not {inputs[name]!r}: pass the "
                 f"same one, {other_run}"
+            )
+    for name, description in (
+        ("policy_sampling", "the sampling options of the policy are"),
+        ("reward_columns", "the columns that the reward reads are"),
+        ("policy_code", "the code of the policy is"),
+        ("reward_code", "the code of the reward is"),
+    ):
+        saved_digest = saved_inputs.get(name)
+        if None not in (saved_digest, inputs[name]) and saved_digest != inputs[name]:
+            raise ValueError(
+                f"{description} not as in the saved run, whose ratings hold for what it had: undo "
+                f"the change, {other_run}"
             )
 
     # Scores on other held-out rows cannot be compared with new ones.
@@ -458,6 +479,9 @@ class Evolution:
 
         # Saved with the state, and compared when the run is resumed.
         policy_name = getattr(policy, "model", None)
+        client_sampling = getattr(policy, "sampling", None)
+        if not isinstance(client_sampling, Mapping):
+            client_sampling = {}
         self.inputs: dict[str, Any] = {
             "rows": _summarize_rows(self.rows),
             "eval_rows": _summarize_rows(self.eval_rows),
@@ -465,6 +489,13 @@ class Evolution:
             "policy": policy_name if isinstance(policy_name, str) else None,
             "reward": getattr(reward, "__name__", type(reward).__name__),
             "grammar": type(self.grammar).__name__,
+            "prompt_template": config.prompt_template,
+            "prompt_place": config.prompt_place,
+            # Digests, because sampling options may hold secrets.
+            "policy_sampling": digest({**client_sampling, **(config.policy_sampling or {})}),
+            "reward_columns": _summarize_columns(self.rows, required_columns(reward)),
+            "policy_code": code_version(policy),
+            "reward_code": code_version(reward),
         }
 
         self.logs: list[StepLog] = []
@@ -675,6 +706,8 @@ class Evolution:
         # Other failures end it only if they are too many.
         failed_share = rewards.count(None) / len(rewards)
         if failed_share > self.config.max_failed_share:
+            if not errors:
+                self.inputs["reward_code"] = None  # which may be mended before a resume
             cause = errors[0] if errors else "the reward function returned None"
             raise EvolutionStopped(
                 f"{failed_share:.0%} of the rollouts have no reward "
@@ -740,6 +773,11 @@ def _summarize_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the number of rows and a digest of their questions and accepted answers, in any order."""
     contents = sorted((question_of(row), truth_of(row)) for row in rows)
     return {"n": len(rows), "digest": digest(contents)}
+
+
+def _summarize_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """Return a digest of the columns that a reward needs, in any order of the rows."""
+    return digest(sorted(row_version(row, names) for row in rows))
 
 
 def _check_types(policy: object, reference: object, reward: object, config: object) -> None:

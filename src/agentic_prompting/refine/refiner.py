@@ -18,6 +18,7 @@ from ..llm.loop import in_parallel, run
 from ..records import digest, only_writer
 from ..rewards import check_answers
 from ..rollout.progress import show_progress
+from ..versions import code_version, combine_versions, weights_version
 from .loop import RefineSettings, refine
 from .results_file import ResultsFile, result_keys
 from .types import Failure, Query, RefinementResult, check_prompt, read_query
@@ -201,7 +202,7 @@ class ProRefiner(RefineSettings):
         # Two processes must not write the same file.
         with nullcontext() if output is None else only_writer(output):
             # Results of other settings are not mixed into the file.
-            file = None if output is None else ResultsFile(output, self.digest())
+            file = None if output is None else ResultsFile(output, self.digest(), self.version())
             return self._refine_queries(prompt, checked_queries, max_in_flight, file, progress)
 
     def _refine_queries(
@@ -336,6 +337,15 @@ class ProRefiner(RefineSettings):
         }
         return digest([settings, names])
 
+    def version(self) -> str | None:
+        """Return a digest of what may change under the same names; `None` if there is nothing.
+
+        It covers the code of functions, the weights of local models, and the sampling and system
+        prompt of the clients. A file of results is not continued with others.
+        """
+        versions = [_model_version(model) for model in self.models.values() if model is not None]
+        return combine_versions(versions)
+
     def charge_to(self, budget: Budget, account: str = "") -> None:
         """Book the spending of each role.
 
@@ -357,6 +367,20 @@ class ProRefiner(RefineSettings):
             check = getattr(model, "check", None)
             if check is not None:
                 check()
+
+
+def _model_version(model: object) -> str | None:
+    """Return a digest of what identifies a model besides its name; `None` if there is nothing."""
+    if isinstance(model, LabelVerifier):
+        return code_version(model.score)
+    # A client at an endpoint has defaults of its own, a local model a folder, all others code.
+    client_settings = {}
+    for name in ("sampling", "system_prompt"):
+        value = getattr(model, name, None)
+        if value and isinstance(value, Mapping | str):
+            client_settings[name] = value
+    weights = weights_version(_model_name(model))
+    return combine_versions([client_settings, weights, code_version(model)])
 
 
 def _model_name(model: object) -> str:

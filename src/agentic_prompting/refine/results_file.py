@@ -16,6 +16,8 @@ class ResultsFile:
     Args:
         path (`str` or `Path`): The file. It is created, with its folders, if it does not exist.
         settings (`str`): Identifies the settings; see [`ProRefiner.digest`].
+        version (`str`, *optional*): Identifies code and weights behind the settings; see
+            [`ProRefiner.version`]. Results without one are not compared.
 
     Attributes:
         results (`dict[str, RefinementResult]`): The results that the file already had, by key.
@@ -26,8 +28,10 @@ class ResultsFile:
             is.
     """
 
-    def __init__(self, path: str | Path, settings: str):
-        self.settings = settings
+    def __init__(self, path: str | Path, settings: str, version: str | None = None):
+        self._identity = {"settings": settings}
+        if version is not None:
+            self._identity["version"] = version
         self._records = RecordFile(path)
         self.results: dict[str, RefinementResult] = {}
         # Read what the file has. Results with an error are not kept: their queries run again.
@@ -41,6 +45,12 @@ class ResultsFile:
                     f"{path} holds results of other settings or models: give another file as "
                     "output, or go on with the settings it was begun with"
                 )
+            if record.get("version", version) != version and version is not None:
+                raise ValueError(
+                    f"{path} holds results of before the code of a function, the weights of a local "
+                    "model or the sampling of a client was changed: give another file as output, or "
+                    "undo the change"
+                )
             # If several results have the same key, the first one counts.
             result = RefinementResult.from_dict(record)
             if result.error is None:
@@ -53,7 +63,7 @@ class ResultsFile:
 
     def add(self, key: str, result: RefinementResult) -> None:
         """Write one result. It has been handed to the operating system when this returns."""
-        self._records.append([{"key": key, "settings": self.settings, **result.to_dict()}])
+        self._records.append([{"key": key, **self._identity, **result.to_dict()}])
 
 
 def result_keys(prompt: str, queries: Sequence[Query]) -> list[str]:

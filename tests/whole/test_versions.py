@@ -1,0 +1,73 @@
+"""What counts as a change of a user's code: its file, but neither comments nor the library's own code."""
+
+import sys
+from functools import partial, wraps
+
+import pytest
+
+from agentic_prompting.cli.loader import load_part
+from agentic_prompting.records import digest
+from agentic_prompting.rewards import exact_match
+from agentic_prompting.versions import code_version, file_version, weights_version
+
+SCORE = "def score(answer, answers):\n    return helper(answer)\n\n\ndef helper(answer):\n    return 1.0\n"
+
+
+@pytest.fixture
+def score(tmp_path):
+    file = tmp_path / "my_versioned_score.py"
+    file.write_text(SCORE)
+    yield file, load_part(f"{file}:score", "score")
+    sys.modules.pop("my_versioned_score", None)
+
+
+def test_an_edited_helper_is_another_version(score):
+    file, function = score
+    first = code_version(function)
+    assert first is not None
+    file.write_text(SCORE.replace("1.0", "0.5"))
+    assert code_version(function) not in (None, first)
+
+
+def test_comments_and_formatting_do_not_count(score):
+    file, function = score
+    first = code_version(function)
+    file.write_text("# Scores.\n" + SCORE.replace("return 1.0", "return (1.0)  # always"))
+    assert code_version(function) == first
+
+
+def test_wrappers_and_objects_stand_for_their_code(score):
+    _, function = score
+
+    @wraps(function)
+    def guarded(*arguments):
+        return function(*arguments)
+
+    assert code_version(guarded) == code_version(function) == code_version(partial(function, "x"))
+
+    class Judge:
+        def __call__(self):
+            return 1.0
+
+    assert code_version(Judge()) == code_version(Judge) == code_version(Judge().__call__)
+
+
+@pytest.mark.parametrize("part", [exact_match, len, digest, pytest.raises, None, "text", 3])
+def test_code_of_libraries_has_no_version(part):
+    assert code_version(part) is None
+
+
+def test_weights_are_known_by_size_and_time(tmp_path):
+    assert weights_version("some/model-on-the-hub") == []
+    (tmp_path / "model.safetensors").write_bytes(b"1")
+    first = weights_version(tmp_path)
+    (tmp_path / "notes.txt").write_text("x")
+    assert weights_version(tmp_path) == first
+    (tmp_path / "model.safetensors").write_bytes(b"22")
+    assert weights_version(tmp_path) != first
+
+
+def test_a_file_that_is_no_python_has_a_version(tmp_path):
+    (tmp_path / "agent.sh").write_text("echo 'a\n")
+    assert file_version(tmp_path / "agent.sh")
+    assert file_version(tmp_path / "missing.py") is None

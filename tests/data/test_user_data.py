@@ -166,7 +166,7 @@ def test_a_frame_as_pandas_has_it(tmp_path):
         (
             [{"question": "x", "answer": ""}],
             {},
-            "none of the 1 rows of the list has an accepted answer",
+            "no row of the list has an accepted answer \(1 row\)",
         ),
         ("rows.csv", {"data_files": "other.csv"}, "for the sets that have a name"),
         ("hotpotqa", {"columns": {"question": "q"}}, "columns .*'hotpotqa'"),

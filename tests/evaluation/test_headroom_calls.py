@@ -570,6 +570,9 @@ def test_a_second_measurement_pays_for_nothing(tmp_path):
     assert second.calls == second.replayed == first.calls and first.cost_usd > 0
     assert second.cost_usd == 0.0 and set(second.costs.values()) == {0.0}
     assert "replayed" in second.report() and second.prompts == first.prompts
+    # Replayed calls have cost nothing, whatever their price.
+    figures = HeadroomFigures.from_json(second.to_json())
+    assert "no price known" not in second.report() + figures.spending
 
 
 def test_figures_are_read_from_the_file(tmp_path):

@@ -6,6 +6,7 @@ import logging
 import pytest
 
 from agentic_prompting.llm import BudgetExceeded, OpenAIChat, run
+from agentic_prompting.llm.numbers import count_in_words
 from agentic_prompting.llm.types import cost_in_words
 from agentic_prompting.llm.usage import TokenCounts, estimate_prompt_tokens, read_token_counts
 from support.servers import Answer, LoopbackServer, completion
@@ -185,3 +186,8 @@ def test_what_was_used_and_cost_nothing_has_no_known_price():
     assert cost_in_words(0.0, was_used=False) == "$0.0000"
     assert cost_in_words(0.25, was_used=True) == "$0.2500"
     assert "no price known" in cost_in_words(0.0, was_used=True)
+
+
+def test_one_thing_has_no_plural():
+    assert count_in_words(1, "row") == "1 row" and count_in_words(0, "row") == "0 rows"
+    assert count_in_words(1200, "reply", "replies") == "1,200 replies"

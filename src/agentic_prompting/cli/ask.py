@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..llm.numbers import count_in_words
 from .hub import check_trained_agent
 from .option_parser import OptionParser
 from .options import JSON_HELP, LargeLLM, Tracing, option
@@ -167,8 +168,8 @@ def _print_end(rollout: Rollout) -> None:
     turns = len(rollout.turns)
     calls = len(rollout.replies)
     cost = sum(reply.usage.cost_usd for reply in rollout.replies)
-    summary = f"{turns} turn{'s' * (turns != 1)}"
+    summary = count_in_words(turns, "turn")
     # An environment of the user's may ask a model without saying so.
     if calls:
-        summary += f", {calls} call{'s' * (calls != 1)} to the large LLM"
+        summary += f", {count_in_words(calls, 'call')} to the large LLM"
     print_styled(summary + (f", ${cost:.4f}" if cost else ""), "dim")

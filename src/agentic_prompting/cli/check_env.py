@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..llm.numbers import count_in_words
 from .hub import check_agent, find_model
 from .loader import load_environment, load_object
 from .option_parser import OptionParser
@@ -214,13 +215,13 @@ def _summary(rollouts: Sequence[Rollout], has_tools: bool, is_played_by_model: b
     if program_counts:
         calls = int(sum(counts["program/calls"] for counts in program_counts))
         sequences = int(sum(counts["program/sequences"] for counts in program_counts))
-        summary = f"calls of the policy: {calls} in {sequences} sequences"
+        summary = f"calls of the policy: {calls} in {count_in_words(sequences, 'sequence')}"
     elif replies:
-        summary = f"{replies} {'reply' if replies == 1 else 'replies'}"
+        summary = count_in_words(replies, "reply", "replies")
     else:
         summary = "no reply"
     if errors:
-        summary += f", {errors} error{'s' * (errors > 1)}"
+        summary += f", {count_in_words(errors, 'error')}"
 
     # How slow the environment was, or why it was not asked.
     if observations and not program_counts:
@@ -240,7 +241,7 @@ def _summary(rollouts: Sequence[Rollout], has_tools: bool, is_played_by_model: b
     if is_played_by_model:
         statuses = Counter(rollout.status.replace("_", " ") for rollout in rollouts)
         summary += "; " + ", ".join(f"{count} {status}" for status, count in statuses.items())
-    return f"{len(rollouts)} episodes: {summary}"
+    return f"{count_in_words(len(rollouts), 'episode')}: {summary}"
 
 
 def _report_failures(rollouts: Sequence[Rollout], has_tools: bool) -> int:

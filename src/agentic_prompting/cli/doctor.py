@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ..llm.numbers import count_in_words
 from .extras import PACKAGE, find_missing_extras, version_of
 from .hub import (
     USE_OF_EVOLVED_PROMPT,
@@ -291,7 +292,7 @@ def replay_cache(run: RunConfiguration) -> Iterator[Finding]:
     # In the mode `replay` nothing is written.
     try:
         with closing(ReplayCache(path, mode="replay")) as cache:
-            yield ok(f"replay cache {path}: {len(cache)} replies")
+            yield ok(f"replay cache {path}: {count_in_words(len(cache), 'reply', 'replies')}")
     except (ValueError, OSError) as error:
         yield problem(str(error), f"mv {path} {path}.broken, or another file with --replay-cache")
 

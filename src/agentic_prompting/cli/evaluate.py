@@ -155,11 +155,13 @@ def _print_results(results: Results) -> None:
         print_text(f"left out: {name}: {reason}")
     if results.spent:
         from ..llm.budget import describe_accounts
+        from ..llm.types import Usage, cost_in_words
 
         # The columns of the table are means per answer, without what the optimisers have cost.
-        total = sum(usage.cost_usd for usage in results.spent.values())
+        total = sum(results.spent.values(), Usage())
+        cost = cost_in_words(total.cost_usd, was_used=total.tokens > 0)
         print_text(
-            f"spent on this table so far: ${total:.4f}, by model: {describe_accounts(results.spent)}"
+            f"spent on this table so far: {cost}, by model: {describe_accounts(results.spent)}"
         )
     print("written to " + ", ".join(str(path) for path in results.files.values()))
 

@@ -22,6 +22,7 @@ from ..evolution import (
 )
 from ..llm import Budget, LLMError, Usage
 from ..llm.guard import describe
+from ..llm.numbers import count_in_words
 from ..llm.types import cost_in_words
 from ..records import atomic_write, only_writer
 from ..rollout import TagGrammar
@@ -195,7 +196,7 @@ def evolve_in_folder(
                         "every rated prompt" if config.eval_all else "the first and the best prompt"
                     )
                     print(
-                        f"the held-out rows, at the end: {calls} calls of the policy under each of "
+                        f"the held-out rows, at the end: {count_in_words(calls, 'call')} of the policy under each of "
                         f"{prompts}, from the same budget",
                         flush=True,
                     )
@@ -346,9 +347,9 @@ def _describe_held_out(result: EvolveResult) -> str:
         return ""
     if first is best:
         first_score = _describe_score(first.held_out)
-        return f"held out ({first.held_out['n']} rows): the first prompt {first_score}"
+        return f"held out ({count_in_words(first.held_out['n'], 'row')}): the first prompt {first_score}"
     return (
-        f"held out ({best.held_out['n']} rows): the first prompt {_describe_score(first.held_out)}, "
+        f"held out ({count_in_words(best.held_out['n'], 'row')}): the first prompt {_describe_score(first.held_out)}, "
         f"the best one {_describe_score(best.held_out)}"
     )
 

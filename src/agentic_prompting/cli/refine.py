@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..llm import ChatModel
+from ..llm.numbers import count_in_words
 from ..refine import DEFAULT_PROMPT, LabelVerifier, ProRefiner, RefinementResult, summarize
 from ..refine.description import describe_lines
 from ..refine.loop import RefineSettings
@@ -270,7 +271,7 @@ def refine(arguments: Sequence[str]) -> int:
     errors = [result.error for result in results if result.error is not None]
     if not errors:
         return 0
-    message = f"{len(errors)} of {len(results)} questions failed"
+    message = f"{len(errors)} of {count_in_words(len(results), 'question')} failed"
     if accuracy:
         # A first answer that is judged right ends its question early, so that it fails less often.
         message += " and are left out of the accuracy (they may be the harder ones)"

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..llm.numbers import count_in_words
 from .loader import REWARDS, load_reward
 from .option_parser import OptionParser
 from .options import JSON_HELP, TaskRows, option, refuse_options
@@ -103,7 +104,7 @@ def _load_own_rows(options: RescoreOptions) -> list[dict[str, Any]]:
 
 def _describe_change(change: RewardChange) -> str:
     """A few lines about the rewards of one mode."""
-    lines = [f"{change.mode}: {change.rollouts} rollouts, {change.failed} failed"]
+    lines = [f"{change.mode}: {count_in_words(change.rollouts, 'rollout')}, {change.failed} failed"]
     if change.unscored:
         lines[0] += f", {change.unscored} without a new reward"
     # Each line has a mean over questions, or nothing where no rollout has a reward.
@@ -116,7 +117,7 @@ def _describe_change(change: RewardChange) -> str:
         if estimate is not None:
             text = (
                 f"{estimate.mean:.3f} [{estimate.low:.3f}, {estimate.high:.3f}] over "
-                f"{estimate.n} question{'s' * (estimate.n != 1)}"
+                f"{count_in_words(estimate.n, 'question')}"
             )
         lines.append(f"  {label:22} {text}")
     if change.old_gradient_share is not None and change.new_gradient_share is not None:

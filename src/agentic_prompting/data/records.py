@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..llm.numbers import is_missing, value_text
+from ..llm.numbers import count_in_words, is_missing, value_text
 from .task import Reader, Row, Task
 from .validation import select_columns
 
@@ -154,11 +154,12 @@ def _read_part(
     dropped = len(part.rows) - len(records)
     if dropped and not records:
         raise ValueError(
-            f"{name}: none of the {dropped} rows of {part.origin} has an accepted answer"
+            f"{name}: no row of {part.origin} has an accepted answer ({count_in_words(dropped, 'row')})"
         )
     if dropped:
         logger.warning(
-            f"{name}: {dropped} rows of {part.origin} have no accepted answer and were dropped"
+            f"{name}: dropped {count_in_words(dropped, 'row')} of {part.origin} without an accepted "
+            "answer"
         )
     return records
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
+from ..llm.numbers import count_in_words
 from .answer_columns import parse_answers
 from .file_formats import Table
 from .files import check_files, is_file_name, read_records_from_files
@@ -74,10 +75,10 @@ def _warn_of_repeated_questions(name: str, records: Sequence[Record]) -> None:
             contradictions.append(record["question"])
     if contradictions:
         logger.warning(
-            "%s: %d rows repeat the question of an earlier row with other answers, such as %.80r: "
+            "%s: %s with the question of an earlier row and other answers, such as %.80r: "
             "no reply is right in both. Put all accepted answers of a question into one row",
             name,
-            len(contradictions),
+            count_in_words(len(contradictions), "row"),
             contradictions[0],
         )
 

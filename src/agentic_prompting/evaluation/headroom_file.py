@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ..llm.numbers import count_in_words
 from ..llm.types import cost_in_words
 
 HEADROOM_FILE = "headroom.json"
@@ -59,6 +60,7 @@ class HeadroomFigures:
     delta: float = 0.10
     calls: int = 0
     cost_usd: float = 0.0
+    replayed: int = 0
     stopped: str | None = None
 
     @classmethod
@@ -88,6 +90,8 @@ class HeadroomFigures:
             delta=float(saved["delta"]),
             calls=sum(int(count) for count in saved["calls"].values()),
             cost_usd=float(saved["cost_usd"]),
+            # Files of older versions do not count them.
+            replayed=sum(int(count) for count in (saved.get("replayed") or {}).values()),
             stopped=saved.get("stopped"),
         )
 
@@ -98,7 +102,9 @@ class HeadroomFigures:
     @property
     def spending(self) -> str:
         """Calls and dollars in words."""
-        return f"{self.calls:,} calls, {cost_in_words(self.cost_usd, was_used=self.calls > 0)}"
+        # Replayed calls cost nothing, whatever the price.
+        cost = cost_in_words(self.cost_usd, was_used=self.calls > self.replayed)
+        return f"{count_in_words(self.calls, 'call')}, {cost}"
 
     def lines(self) -> list[str]:
         """A line for each figure, then calls and dollars."""

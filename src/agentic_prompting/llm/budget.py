@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from ..records import SharedFile
-from .types import BudgetExceeded, BudgetUnavailable, Usage
+from .types import BudgetExceeded, BudgetUnavailable, Usage, cost_in_words
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +203,8 @@ def describe_accounts(by_account: Mapping[str, Usage]) -> str:
         tokens = f"{usage.tokens:,} tokens"
         if usage.estimated_tokens:
             tokens += f", {usage.estimated_tokens:,} of them estimated"
-        accounts.append(f"{name} ${usage.cost_usd:.4f} ({tokens})")
+        cost = cost_in_words(usage.cost_usd, was_used=usage.tokens > 0)
+        accounts.append(f"{name} {cost} ({tokens})")
     return ", ".join(accounts) or "nothing"
 
 

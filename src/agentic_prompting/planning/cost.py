@@ -21,6 +21,7 @@ from typing import Any
 from ..environments import Worker
 from ..evaluation import bootstrap_interval
 from ..llm.budget import find_price, price_tokens
+from ..llm.numbers import count_in_words
 from ..records import Record
 from ..rollout import read_rollouts
 from .virtual_clock import Pace, run_on_virtual_clock
@@ -84,7 +85,7 @@ class WorkerCost:
 
     def __str__(self) -> str:
         price = "price not known" if self.usd is None else f"${self.usd:,.2f}"
-        return f"{self.calls:,.0f} calls, {price}"
+        return f"{count_in_words(round(self.calls), 'call')}, {price}"
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,8 @@ class CostEstimate:
         if self.hours_with_lead is not None:
             duration += f"; about {self.hours_with_lead:.1f} with async_lead: 1"
         lines = [
-            f"{self.steps:,} steps of {self.rollouts:,} rollouts: {self.calls:,.0f} calls, "
+            f"{count_in_words(self.steps, 'step')} of {count_in_words(self.rollouts, 'rollout')}: "
+            f"{count_in_words(round(self.calls), 'call')}, "
             f"{self.tokens / MILLION:,.1f} million tokens, {price}",
             f"a step: {self.sampling_seconds:.0f} s sampling, {self.training_seconds:.0f} s training; {duration}",
         ]
@@ -609,12 +611,12 @@ class PilotFigures:
                 intervals[name] = interval_over_questions(values_by_question, means[name])
 
         records = list(chain.from_iterable(groups.values()))
-        plural = "s" if len(groups) > 1 else ""
+        rollouts_in_words = count_in_words(len(records), "rollout")
         return cls(
             means=means,
             intervals=intervals,
             workers=read_worker_means(records),
-            description=f"{len(records)} rollouts of {len(groups)} question{plural}",
+            description=f"{rollouts_in_words} of {count_in_words(len(groups), 'question')}",
         )
 
     def replace_in(self, assumptions: Assumptions) -> Assumptions:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
+from ..llm.numbers import count_in_words
 from .types import RefinementResult, RefinementStep
 
 # The marks of lines: plain, gone from a prompt, new in it, or a heading.
@@ -55,8 +56,11 @@ def describe_lines(result: RefinementResult, width: int = 300) -> Iterator[tuple
 
     # The end and the answer.
     changes = sum(step.new_prompt != step.prompt for step in result.steps)
-    step_count = len(result.steps)
-    yield "", f"\nEnded: {result.stop_reason}, {step_count} steps, prompt changed {changes} times"
+    yield (
+        "",
+        f"\nEnded: {result.stop_reason}, {count_in_words(len(result.steps), 'step')}, "
+        f"prompt changed {count_in_words(changes, 'time')}",
+    )
     if result.error is not None:
         yield "", f"Error: {result.error}"
     yield "#", "\nAnswer:"

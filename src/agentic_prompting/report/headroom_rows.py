@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..evaluation import wilson_interval
+from ..llm.numbers import count_in_words
 from ..llm.types import cost_in_words
 from .rollout_records import gradient_counts
 from .run_summary import RunSummary
@@ -104,7 +107,11 @@ def _spending(run: RunSummary) -> str:
     """The requests and dollars of the whole run, as far as its records know them."""
     if not run.rollouts:
         return UNKNOWN
-    requests = sum(len(record.get("observations") or ()) for record in run.rollouts)
+    observations: list[Mapping[str, Any]] = []
+    for record in run.rollouts:
+        observations += record.get("observations") or ()
     dollars = sum(float(record.get("cost_usd") or 0) for record in run.rollouts)
-    cost = cost_in_words(dollars, was_used=requests > 0)
-    return f"{requests:,} requests of the agent, {cost}"
+    # Replayed requests cost nothing, whatever the price.
+    was_used = any(not observation.get("cached") for observation in observations)
+    cost = cost_in_words(dollars, was_used)
+    return f"{count_in_words(len(observations), 'request')} of the agent, {cost}"

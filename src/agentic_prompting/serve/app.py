@@ -18,6 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from ..llm.loop import loop_error
 from ..llm.masking import escape_controls
+from ..llm.numbers import count_in_words
 from ..programs import (
     ChatCompletions,
     Completion,
@@ -351,5 +352,7 @@ def _to_completion(answer: ServedAnswer, request: AnswerRequest) -> Completion:
 def _summarize(answer: ServedAnswer) -> str:
     """An answer in the log: how it ended and what it took."""
     outcome = "answered" if answer.text is not None else "no_answer"
-    turns = f", {len(answer.trajectory['turns'])} turns" if answer.trajectory else ""
+    turns = (
+        f", {count_in_words(len(answer.trajectory['turns']), 'turn')}" if answer.trajectory else ""
+    )
     return f" {outcome}{turns}, ${answer.usage.cost_usd:.4f}"

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from ...llm.numbers import count_in_words
 from ..scoring import Estimate
 
 Verdict = Literal["worth it", "not worth it", "cannot tell"]
@@ -127,14 +128,14 @@ class PromptHeadroom:
 
     def sentence(self) -> str:
         """Return the verdict in one sentence."""
-        interval = f"{self.gain.mean:+.3f} [{self.gain.low:+.3f}, {self.gain.high:+.3f}] on {self.gain.n} fresh rows"
+        interval = f"{self.gain.mean:+.3f} [{self.gain.low:+.3f}, {self.gain.high:+.3f}] on {count_in_words(self.gain.n, 'fresh row')}"
         if self.verdict == "worth it":
             return f"worth it: the best of {self.tried} prompts gains {interval}"
         if self.verdict == "not worth it":
             return f"not worth it: the best of {self.tried} prompts gains {interval}, less than {self.delta:g}"
         return (
             f"cannot tell at this budget: the best of {self.tried} prompts gains {interval}; "
-            f"{self.rows_needed} fresh rows ({2 * self.rows_needed} calls) could tell"
+            f"{count_in_words(self.rows_needed, 'fresh row')} ({2 * self.rows_needed:,} calls) could tell"
         )
 
 
@@ -198,7 +199,7 @@ def plan_stages(calls: int, prompts: int, rows: int) -> StagePlan:
         least_calls = prompts * _MIN_CHOOSING_ROWS + 2 * _MIN_FRESH_ROWS
         least_rows = 2 * _MIN_FRESH_ROWS
         raise ValueError(
-            f"{calls} calls and {rows} rows are too few for {prompts} prompts: give {least_calls} "
+            f"{count_in_words(calls, 'call')} and {count_in_words(rows, 'row')} are too few for {prompts} prompts: give {least_calls} "
             "calls and "
             f"{least_rows} rows at least, or fewer prompts"
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from numpy.typing import ArrayLike
 
+from ...llm.numbers import count_in_words
 from ..repeats import RIGHT
 from ..scoring import Estimate
 from .prompts import Verdict, complete_rows, decide, paired_gain, rows_needed
@@ -43,10 +44,10 @@ class RefineHeadroom:
 
     def sentence(self) -> str:
         """Return the verdict in one sentence."""
-        interval = f"{self.gain.mean:+.3f} [{self.gain.low:+.3f}, {self.gain.high:+.3f}] on {self.gain.n} rows"
+        interval = f"{self.gain.mean:+.3f} [{self.gain.low:+.3f}, {self.gain.high:+.3f}] on {count_in_words(self.gain.n, 'row')}"
         counts = f"{self.repaired} of {self.wrong} wrong answers repaired, {self.broken} of {self.right} right ones broken"
         if self.verdict == "cannot tell":
-            return f"cannot tell at this budget: refining gains {interval}; {counts}; {self.rows_needed} rows could tell"
+            return f"cannot tell at this budget: refining gains {interval}; {counts}; {count_in_words(self.rows_needed, 'row')} could tell"
         return f"{self.verdict}: refining gains {interval}; {counts}"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from ...llm.numbers import count_in_words
 from ...llm.types import cost_in_words
 from ...records import atomic_write
 from ..headroom_file import HEADROOM_FILE, HeadroomFigures
@@ -116,8 +117,10 @@ class Headroom:
 
         # The last line: calls, cost and failures.
         calls = ", ".join(self._describe_spending(name) for name in self.calls)
-        failed = f"; {self.failed} answers without a score" if self.failed else ""
-        cost = cost_in_words(self.cost_usd, was_used=any(self.calls.values()))
+        failed = f"; {count_in_words(self.failed, 'answer')} without a score" if self.failed else ""
+        # Replayed calls cost nothing, whatever the price.
+        paid_calls = sum(self.calls.values()) - sum(self.replayed.values())
+        cost = cost_in_words(self.cost_usd, was_used=paid_calls > 0)
         lines.append(f"Calls: {calls or 'none'}; {cost}, {self.seconds:.0f} s{failed}.")
         return "\n".join(lines)
 
@@ -207,7 +210,8 @@ def _signal_lines(signal: GroupSignal) -> list[str]:
     if passes:
         first = signal.pass_at[1]
         lines.append(
-            f"  {', '.join(passes)}; pass@1, the floor, is in [{first.low:.3f}, {first.high:.3f}], over {signal.rows} rows."
+            f"  {', '.join(passes)}; pass@1, the floor, is in [{first.low:.3f}, {first.high:.3f}], "
+            f"over {count_in_words(signal.rows, 'row')}."
         )
     # Why groups may have no gradient: rows that are too easy or too hard, rollouts without answer.
     lines.append(

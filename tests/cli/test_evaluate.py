@@ -187,6 +187,18 @@ def test_a_judge_may_be_the_metric(run, asking_policy, mine, tmp_path):
     assert f"{tmp_path}/own_judge.py:always" in result["estimates"]
 
 
+def test_a_function_as_metric_names_its_option(run, asking_policy, mine, monkeypatch, tmp_path):
+    (tmp_path / "own_score.py").write_text("def always(answer, answers):\n    return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    words = ["evaluate", "--run", asking_policy, *mine, "--sandbox", "--output-dir", "out"]
+    status, _, err = run(*words, "--metric", "own_score:always")
+    assert status == 2 and "--judge own_score:always" in err
+    status, _, err = run(*words, "--metric", "own_score:alway")
+    assert status == 2 and "did you mean always" in err
+    status, _, err = run("headroom", "--dataset", "x.csv", "--metric", "own_score:always")
+    assert status == 2 and "--score own_score:always" in err
+
+
 def test_rows_are_sampled_from_the_held_out_share(run, asking_policy, tmp_path):
     lines = [json.dumps({"question": f"{number} ?", "answer": "x"}) for number in range(20)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))

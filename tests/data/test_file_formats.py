@@ -101,7 +101,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
         ),
         ("t.json", b'[{"question": "q"', "t.json"),
         ("o.jsonl", b'["q", "a"]\n', "row 0 .line 1. of .*an object .* got list"),
-        ("s.jsonl", b'{"question": "\\ud800", "answer": "a"}\n', "row 0 of .*s.jsonl.*surrogate"),
+        ("s.jsonl", b'{"question": "\\ud800", "answer": "a"}\n', "row 0 .*s.jsonl.*surrogate"),
         ("e.jsonl", b"", "e.jsonl has no rows"),
         ("e.json", b"", "e.json has no rows"),
         ("e.csv", b"", "e.csv has no rows"),
@@ -145,7 +145,7 @@ def test_of_several_files_the_one_is_named(tmp_path):
         (tmp_path / name).write_text(
             (json.dumps({"question": "x", "answer": "y"}) + "\n") + json.dumps(row) + "\n"
         )
-    with pytest.raises(ValueError, match=r"row 1 of \S*b.jsonl cannot be read"):
+    with pytest.raises(ValueError, match=r"row 1 \(line 2\) of \S*b.jsonl cannot be read"):
         load_task("hotpotqa", data_files=[tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
 
 

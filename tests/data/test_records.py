@@ -17,11 +17,11 @@ from support.data_rows import ROWS, released, written
     [
         (
             {"prompt": [{"content": "Question: Who?", "role": "user"}]},
-            "row 1 of .* cannot be read: .*released wrapper",
+            r"row 1 \(line 2\) of .* cannot be read: .*released wrapper",
         ),
         (
             {"prompt": [{"content": "…", "role": "system"}] * 2},
-            "row 1 of .* cannot be read: .*exactly one user message",
+            r"row 1 \(line 2\) of .* cannot be read: .*exactly one user message",
         ),
     ],
 )
@@ -70,9 +70,12 @@ def test_how_a_sample_was_drawn_is_recorded(tmp_path):
     [
         (
             {"id": "1", "question": None, "answer": "a"},
-            "row 1 of .*`question` must be a text .* got None",
+            r"row 1 \(line 2\) of .*`question` must be a text .* got None",
         ),
-        ({"id": "1", "question": "  ", "answer": "a"}, "row 1 of .*`question` must be a text"),
+        (
+            {"id": "1", "question": "  ", "answer": "a"},
+            r"row 1 \(line 2\) of .*`question` must be a text",
+        ),
     ],
 )
 def test_a_row_without_a_question_is_named(row, message, tmp_path):
@@ -84,7 +87,7 @@ def test_a_row_without_a_question_is_named(row, message, tmp_path):
 def test_mixed_types_among_answers_are_named(golds, tmp_path):
     rows = [ROWS["popqa"][0], {**ROWS["popqa"][1], "possible_answers": golds}]
     with pytest.raises(
-        ValueError, match="row 1 of .*must be a text or a number, got (dict|bool|list)"
+        ValueError, match=r"row 1 \(line 2\) of .*must be a text or a number, got (dict|bool|list)"
     ):
         load_task("popqa", split="test", data_files=written(tmp_path, rows))
 

@@ -166,7 +166,7 @@ def test_a_frame_as_pandas_has_it(tmp_path):
         (
             [{"question": "x", "answer": ""}],
             {},
-            "no row of the list has an accepted answer \(1 row\)",
+            r"no row of the list has an accepted answer \(1 row\)",
         ),
         ("rows.csv", {"data_files": "other.csv"}, "for the sets that have a name"),
         ("hotpotqa", {"columns": {"question": "q"}}, "columns .*'hotpotqa'"),
@@ -194,7 +194,8 @@ def test_the_row_of_a_frame_and_of_a_file_is_named(tmp_path):
     ):
         load_task(pandas.DataFrame(rows))
     with pytest.raises(
-        ValueError, match=r"row 1 of \S*rows.jsonl cannot be read: `question` must be a text"
+        ValueError,
+        match=r"row 1 \(line 2\) of \S*rows.jsonl cannot be read: `question` must be a text",
     ):
         load_task(written(tmp_path, rows))
 
@@ -227,3 +228,15 @@ def test_two_columns_of_one_name_are_refused():
 def test_a_column_of_later_rows_is_kept():
     dataset = as_dataset([{"question": "x"}, {"question": "y", "level": "hard"}])
     assert dataset["level"][:] == [None, "hard"]
+
+
+def test_columns_the_wrong_way_round_are_named(tmp_path):
+    (tmp_path / "rows.csv").write_text("frage,antwort\n1+1?,2\n")
+    with pytest.raises(ValueError, match="--columns question=frage,answer=antwort"):
+        load_task(tmp_path / "rows.csv", columns={"frage": "question", "antwort": "answer"})
+
+
+def test_an_empty_question_is_named_with_its_line(tmp_path):
+    (tmp_path / "rows.csv").write_text('question,answer\n"one\nand one?",2\n,3\n')
+    with pytest.raises(ValueError, match=r"row 1 \(line 4\) of \S*rows.csv cannot be read"):
+        load_task(tmp_path / "rows.csv")

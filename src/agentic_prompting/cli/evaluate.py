@@ -17,7 +17,7 @@ from ..records import digest
 from ..versions import file_version, weights_version
 from .example_files import CLONE, find_example, find_shared_folder
 from .hub import check_model, check_trained_agent, is_hub_reachable
-from .loader import find_source_file, import_file, register_judge
+from .loader import find_source_file, import_file, refuse_own_metrics, register_judge
 from .option_parser import OptionParser
 from .options import (
     CALL_OPTIONS,
@@ -111,6 +111,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     # Judges are metrics of their own names from now on.
     options.start_tracing()
     judges = [register_judge(name) for name in options.judge or ()]
+    refuse_own_metrics(options.metric or (), "--judge")
 
     # The message after Ctrl-C names the folder, whether or not an option has set it.
     folder = options.output_dir

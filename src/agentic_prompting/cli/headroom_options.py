@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .loader import SCORES
+from .loader import SCORES, refuse_own_metrics
 from .options import (
     CALL_OPTIONS,
     JSON_HELP,
@@ -111,6 +111,7 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
             refuse_options(self, ("score",), "--metric takes its place; leave one of them out")
             if len(self.metric) != 1:
                 raise ValueError(f"--metric takes one metric, got {', '.join(self.metric)}")
+            refuse_own_metrics(self.metric, "--score")
         # The sandbox brings everything that is measured, and a configuration its own.
         if self.sandbox:
             refuse_all_but(

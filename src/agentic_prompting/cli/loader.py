@@ -262,6 +262,35 @@ def register_judge(name: str) -> str:
     return name
 
 
+def refuse_own_metrics(names: Sequence[str], option: str) -> None:
+    """Refuse names of metrics that are functions of the user's own, which another option takes.
+
+    Args:
+        names (`Sequence[str]`): The names that `--metric` has.
+        option (`str`): The option for such functions.
+
+    Raises:
+        `ValueError`: One of them is such a function, or is missing in a module of the current directory.
+    """
+    from ..evaluation.metrics import METRICS
+
+    for name in names:
+        module_name, colon, _ = name.rpartition(":")
+        if not colon or name in METRICS:
+            continue
+        try:
+            is_own = callable(load_part(name, "metric"))
+        except UnknownPart:
+            # It may be a metric of the package `evaluate` with a key, such as rouge:rougeL.
+            if Path(f"{module_name.replace('.', '/')}.py").is_file():
+                raise
+            continue
+        if is_own:
+            raise ValueError(
+                f"--metric {name} is a function of your own: name it with {option} {name}"
+            )
+
+
 def _guard_score(score: Callable[..., Any], name: str) -> Callable[..., Any]:
     """A user's score whose faults are errors of one line."""
     from ..llm.guard import failure_of

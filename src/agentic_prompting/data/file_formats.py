@@ -12,7 +12,7 @@ import csv
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,10 +29,12 @@ class Table:
     Args:
         rows (`datasets.Dataset` or `list[dict]`): The rows, with at least the requested columns.
         column_names (`list[str]`): The names of all columns, also of those that were not read.
+        line_numbers (`list[int]`, *optional*): The last line of each row, if the file has lines.
     """
 
     rows: Any
     column_names: list[str]
+    line_numbers: list[int] = field(default_factory=list)
 
 
 def read_file(file: str, columns: Collection[str] | None = None, field: str | None = None) -> Table:
@@ -54,6 +56,7 @@ def read_file(file: str, columns: Collection[str] | None = None, field: str | No
     # A dict keeps the order in which the columns appear.
     column_names: dict[str, None] = {}
     rows: list[dict[str, Any]] = []
+    line_numbers: list[int] = []
     # Read row by row, so that an error can name the row.
     with _open(file) as stream:
         lines = NumberedLines(stream)
@@ -67,8 +70,12 @@ def read_file(file: str, columns: Collection[str] | None = None, field: str | No
                 if columns is not None:
                     row = {name: value for name, value in row.items() if name in columns}
                 rows.append(row)
+                if lines.number:
+                    line_numbers.append(lines.number)
         except (ValueError, RecursionError, csv.Error) as error:
-            position = _describe_position(file, len(rows), lines.number)
+            position = file
+            if rows or lines.number:
+                position = describe_position(file, len(rows), lines.number)
             reason = _describe_error(error)
             raise ValueError(f"{position} cannot be read as {suffix}: {reason}") from None
     # A file of a header alone is a mistake, too.
@@ -79,14 +86,14 @@ def read_file(file: str, columns: Collection[str] | None = None, field: str | No
     empty_row = dict.fromkeys(name for name in column_names if columns is None or name in columns)
     full_rows = [{**empty_row, **row} for row in rows]
     restore_integers(full_rows)
-    return Table(rows=full_rows, column_names=list(column_names))
+    return Table(rows=full_rows, column_names=list(column_names), line_numbers=line_numbers)
 
 
-def _describe_position(file: str, row_number: int, line_number: int) -> str:
-    """Say where a fault is: the row, and the line of a file that has lines."""
+def describe_position(file: str, row_number: int, line_number: int) -> str:
+    """Say where a fault is: the row, and the line of a file that has lines (0 for none)."""
     if line_number:
         return f"row {row_number} (line {line_number}) of {file}"
-    return f"row {row_number} of {file}" if row_number else file
+    return f"row {row_number} of {file}"
 
 
 class NumberedLines:

@@ -77,7 +77,9 @@ def read_records_from_files(name: str, task: Task, split: str, files: list[str])
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         reader = task.find_reader(name, table.column_names, file)
-        parts.append(SourceRows(rows=table.rows, reader=reader, origin=file))
+        parts.append(
+            SourceRows(rows=table.rows, reader=reader, origin=file, line_numbers=table.line_numbers)
+        )
 
     # A subset counts the rows of all files together.
     if task.subsets:

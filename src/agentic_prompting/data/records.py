@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..llm.numbers import count_in_words, is_missing, value_text
+from .file_formats import describe_position
 from .task import Reader, Row, Task
 from .validation import select_columns
 
@@ -37,12 +38,15 @@ class SourceRows:
         origin (`str`): Where they come from, for `meta` and errors.
         numbers (`Sequence[int]`, *optional*): The row numbers at the source, if these rows are a
             subset. By default they are counted from 0.
+        line_numbers (`Sequence[int]`, *optional*): The line of each row at the source, by row
+            number, if it is a file that has lines.
     """
 
     rows: Dataset | Sequence[Row]
     reader: Reader
     origin: str
     numbers: Sequence[int] | None = None
+    line_numbers: Sequence[int] = ()
 
 
 def select_subset(name: str, task: Task, split: str, source_rows: SourceRows) -> SourceRows:
@@ -121,7 +125,8 @@ def _read_part(
     # Decode only the columns that the reader uses: others may be large.
     rows = select_columns(part.rows, part.reader.all_columns)
     for number, row in zip(numbers, rows, strict=True):
-        row_name = f"{name}: row {number} of {part.origin}"
+        line_number = part.line_numbers[number] if part.line_numbers else 0
+        row_name = f"{name}: {describe_position(part.origin, number, line_number)}"
         try:
             read_row = part.reader.read(row)
             # JSON can hold half of a surrogate pair, a table cannot.

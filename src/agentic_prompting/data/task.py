@@ -242,11 +242,23 @@ class Task:
             hint = ""
         else:
             missing = min(missing_by_reader, key=len)
-            hint = (
-                "; say which is which with columns={'question': …, 'answers': …} "
-                "(--columns question=…,answers=…)"
-            )
+            hint = self._hint_at_columns(columns)
         raise ValueError(
             f"{name}: {origin} has no column {quote_names(missing)}; "
             f"it has: {', '.join(map(str, columns))}{hint}"
+        )
+
+    def _hint_at_columns(self, columns: Sequence[str]) -> str:
+        """Return how to name the columns of the user's own data, whose names do not fit."""
+        # Names that were given the wrong way round are columns, and what they stand for is not.
+        swapped = {}
+        for name, column in self.readers[0]._meta_names().items():
+            if name in columns and column in ("question", "answers", "answer", "id"):
+                swapped[column] = name
+        if swapped:
+            pairs = ",".join(f"{column}={name}" for column, name in swapped.items())
+            return f"; the names are the wrong way round: columns={swapped} (--columns {pairs})"
+        return (
+            "; say which is which with columns={'question': …, 'answers': …} "
+            "(--columns question=…,answers=…)"
         )

@@ -242,7 +242,8 @@ def _find_score(name: str, metric: Metric) -> Score:
     except FileNotFoundError as error:
         raise ValueError(
             f"unknown metric {metric!r}; known: {', '.join(METRICS)}; `evaluate` has none either: "
-            f"{error} A function of your own is named with --judge module:name"
+            f"{error} A function of your own is named with --judge module:name, in headroom with "
+            "--score"
         ) from None
 
 

@@ -1,9 +1,16 @@
 """Rows are checked before a model is loaded."""
 
+from dataclasses import replace
+
 import pytest
 from datasets import Dataset
 
-from agentic_prompting.trainers.prepare_rows import check_dataset, warn_of_known_rows
+from agentic_prompting.rollout import AgentSpec
+from agentic_prompting.trainers.prepare_rows import (
+    check_dataset,
+    warn_of_known_rows,
+    warn_of_unused_system_prompt,
+)
 
 
 def rows_of(*questions):
@@ -26,3 +33,19 @@ def test_a_row_without_a_prompt_is_refused(prompt):
         check_dataset(Dataset.from_list(rows), [], None)
     rows[1]["question"] = "y"
     check_dataset(Dataset.from_list(rows), [], None)
+
+
+def test_a_rows_own_system_message_is_warned_of_once(caplog):
+    conversation = [{"role": "system", "content": "Mine."}, {"role": "user", "content": "q"}]
+    rows = Dataset.from_list([{"prompt": conversation}] * 3)
+    spec = AgentSpec("{question}", "Ours.")
+    warn_of_unused_system_prompt(spec, [rows, rows])
+    (record,) = caplog.records
+    assert "system_prompt=" in record.message and "Mine." in record.message
+    # E-SPL joins both; rows without a system message, or with a text, get the agent's.
+    caplog.clear()
+    warn_of_unused_system_prompt(replace(spec, join_system_prompt=True), [rows])
+    for prompt in (conversation[1:], "text"):
+        warn_of_unused_system_prompt(spec, [Dataset.from_list([{"prompt": prompt}])])
+    warn_of_unused_system_prompt(spec, [Dataset.from_list([{"question": "q"}])])
+    assert not caplog.records

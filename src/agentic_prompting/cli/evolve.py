@@ -347,9 +347,9 @@ def _describe_held_out(result: EvolveResult) -> str:
         return ""
     if first is best:
         first_score = _describe_score(first.held_out)
-        return f"held out ({count_in_words(first.held_out['n'], 'row')}): the first prompt {first_score}"
+        return f"held out ({count_in_words(int(first.held_out['n']), 'row')}): the first prompt {first_score}"
     return (
-        f"held out ({count_in_words(best.held_out['n'], 'row')}): the first prompt {_describe_score(first.held_out)}, "
+        f"held out ({count_in_words(int(best.held_out['n']), 'row')}): the first prompt {_describe_score(first.held_out)}, "
         f"the best one {_describe_score(best.held_out)}"
     )
 

@@ -77,7 +77,13 @@ from .loss_inputs import (
 from .model_card import TAGS, TrainedAgent
 from .patches import compute_importance_ratio, mute_missing_reward_warning
 from .policies import Backend, PolicyUnreachable, tokenizer_of, trainer_backend, use_weight_sync
-from .prepare_rows import has_prompt_column, list_datasets, prepare_rows, prompt_format_of
+from .prepare_rows import (
+    has_prompt_column,
+    list_datasets,
+    prepare_rows,
+    prompt_format_of,
+    warn_of_unused_system_prompt,
+)
 from .resolve_spec import SpecOptions, describe_prompt, drop_unused_template, resolve_spec
 from .reward_functions import (
     RewardFunction,
@@ -122,7 +128,8 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         train_dataset (`Dataset`, pandas `DataFrame` or list of dicts): Columns `question` and
             `answers` (`list[str]`), as [`load_task`] returns them; or `prompt`, which is then
             used as it is: messages for the chat template, or text, which is tokenised without one
-            (TRL's standard format). Images are refused.
+            (TRL's standard format). In a row with both the agent gets the `prompt`. Images are
+            refused.
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults
             to the model's.
@@ -143,7 +150,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             one it describes how to ask the environment, by the environment's `prompt_template` or
             docstring; see [`template_for`].
         system_prompt (`str`, *optional*): The agent's system message. Defaults to the one saved
-            with the model, if any.
+            with the model, if any. Not used where a row's `prompt` has a system message.
         grammar ([`Grammar`] or `dict`, *optional*): The form of the agent's turns. Defaults to
             the environment's `grammar` if it has one, else to the one saved with the model, else
             to Prompt-R1's tags.
@@ -238,6 +245,8 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             limits=limits_for(args, environment),
             prompt_format=prompt_format_of([train_dataset, *eval_datasets]),
         )
+        if args.process_index == 0:
+            warn_of_unused_system_prompt(self.spec, [train_dataset, *eval_datasets])
         args = add_stop_texts(args, resolved_spec)
         check_policy(model, args, kwargs.get("peft_config"), self._trains_weights(args))
 

@@ -21,7 +21,7 @@ from ..data import validate_dataset
 from ..data.validation import select_columns
 from ..rewards.answer_checks import check_answers_of_rows
 from ..rewards.reward_columns import check_columns, check_keywords, required_columns
-from ..rollout import Environment, Environments
+from ..rollout import AgentSpec, Environment, Environments
 from .config import MultiTurnGRPOConfig
 from .reward_functions import RewardFunction, check_group_sizes
 from .setup import unknown_environment
@@ -202,6 +202,28 @@ def _check_prompts(dataset: Rows) -> None:
 def has_prompt_column(dataset: Dataset | IterableDataset) -> bool:
     """Return whether the rows have a column `prompt`, which is used as it is."""
     return "prompt" in (getattr(dataset, "column_names", None) or ())
+
+
+def warn_of_unused_system_prompt(spec: AgentSpec, datasets: Sequence[Rows]) -> None:
+    """Log one warning if rows have a system message, in whose place the system prompt would be."""
+    if not spec.system_prompt or spec.join_system_prompt:
+        return
+    for dataset in datasets:
+        # Of streamed rows only the first one is read.
+        rows: Any = islice(dataset, 1)
+        if hasattr(dataset, "__len__"):
+            rows = select_columns(dataset, ("prompt",)) if has_prompt_column(dataset) else ()
+        for row in rows:
+            prompt = row.get("prompt")
+            is_conversation = bool(prompt) and not isinstance(prompt, str)
+            if is_conversation and prompt[0].get("role") == "system":
+                logger.warning(
+                    "the system prompt of the agent (system_prompt=, or the one saved with the "
+                    "model) is not used for rows whose `prompt` starts with a system message of "
+                    "its own, such as %.80r: leave one of them out",
+                    prompt[0].get("content"),
+                )
+                return
 
 
 def list_datasets(eval_dataset: Rows | Mapping[str, Rows] | None) -> list[Rows]:

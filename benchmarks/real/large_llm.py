@@ -13,8 +13,9 @@ Protocol, written before the run of the reported seed.
 1. Task. Symbols and numbers of the chemical elements, four questions for each; 128 questions about 32 elements of which
    training has none. Measured first: the large LLM asked the questions as they are, with the request for a short answer.
 2. Agent. SmolLM2-135M-Instruct, out of a package, in the form, the template and the settings of `examples/configs/real.yaml`,
-   which were chosen on countries. It first imitates 64 uneven demonstrations (8 steps of 8): half guess without asking, a
-   third repeat a whole sentence. Then 12 steps of `PromptR1Trainer` with LoRA, 4 questions of 8 rollouts each; the reward
+   which were chosen on countries. It first imitates 64 uneven demonstrations (8 steps of 8): two in five guess without
+   asking, as many repeat a whole sentence. (With guesses in half of them, as in the other runs, a model that was tuned
+   on seed 1 asked in .02 of the questions afterwards, and with a quarter in all of them.) Then 12 steps of `PromptR1Trainer` with LoRA, 4 questions of 8 rollouts each; the reward
    is the mean of exact match and token F1.
 3. Compared, on the same questions: the published model, the model after its warm start, the trained one; the same model
    trained as long in a single turn, without the large LLM, after a warm start of its own on right answers; the
@@ -54,6 +55,7 @@ TUNING_SEEDS = (1,)
 HELD_OUT_ELEMENTS = 32
 TUNING_QUESTIONS = 64
 DEMONSTRATIONS = 64
+GUESSES = 0.4
 WARM_START_STEPS = 8
 STEPS = 12
 SHORT = "Answer in as few words as possible."
@@ -140,7 +142,7 @@ def measure(seed: int, chat: OpenAIChat, folder: Path, questions: int | None) ->
     spec = AgentSpec(
         Library.prompt_template, grammar=Library.grammar, limits=limits, sampling=sampling
     )
-    traces = uneven_demonstrations(train_facts, DEMONSTRATIONS, seed)
+    traces = uneven_demonstrations(train_facts, DEMONSTRATIONS, seed, GUESSES)
     warm = imitate(
         *load_published(), spec, traces, folder / "asks", seed, max_steps=WARM_START_STEPS
     )

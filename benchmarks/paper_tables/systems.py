@@ -31,6 +31,7 @@ from agentic_prompting.rewards import (
     word_sorting_match,
 )
 from agentic_prompting.rollout import SPEC_FILE, AgentSpec, prompt_r1_template
+from agentic_prompting.versions import combine_versions, weights_version
 
 from .chats import JudgedSystem, MeteredChat, SelfReflection
 from .config import KINDS, SystemConfig, TableConfig
@@ -195,10 +196,16 @@ class Workshop:
             "metric": metric,
         }
         path = self.folder / "prompts" / f"{system.name}-{digest(settings)}.json"
-        # The file's name stands for the questions alone: the labels are in the file.
-        labels = digest([list(row["answers"]) for row in (*lessons.train, *(validation or ()))])
+        # The file's name does not stand for everything: the rest is in the file.
+        rest = {
+            "labels": digest(
+                [list(row["answers"]) for row in (*lessons.train, *(validation or ()))]
+            ),
+            "editor": str(getattr(editor, "model", "")),
+            "sampling": digest(sampling),
+        }
         if path.exists():
-            _check_labels(path, labels, system.name)
+            _check_found_with(path, rest, system.name)
             result = _read_result(path)
         else:
             self._check_no_other_search(system.name, task.name)
@@ -213,7 +220,7 @@ class Workshop:
                 **sampling,
             )
             result = OPTIMISERS[system.kind](objective, prompt)
-            record = {**asdict(result), "task": task.name, "labels": labels}
+            record = {**asdict(result), "task": task.name, **rest}
             atomic_write(path, json.dumps(record, indent=2) + "\n")
         if result.prompt.strip() == prompt.strip():
             self.notes[system.name, task.name] = "found no better prompt than its first one"
@@ -297,7 +304,9 @@ class Workshop:
         greedy = bool(settings.get("greedy_answer"))
         agent = PromptAgent.from_pretrained(source, environment, spec, greedy_answer=greedy)
         name = f"{source} {settings.get('environment')} {spec.limits.max_turns}"
-        return AgentSystem(agent, f"{name} greedy answer" if greedy else name)
+        # A folder may hold another model than before under the same name.
+        version = combine_versions([weights_version(source, [SPEC_FILE, "system_prompt.txt"])])
+        return AgentSystem(agent, f"{name} greedy answer" if greedy else name, version=version)
 
     def _of_seed(self, folder: str) -> Path:
         """The folder of this seed's training: `{seed}` filled in, else `-seed<N>` behind it."""
@@ -313,14 +322,21 @@ def folder_of_task(task: str) -> str:
     return task.replace("/", "_")
 
 
-def _check_labels(path: Path, labels: str, system: str) -> None:
-    """Raise `ValueError` if a prompt was found with other accepted answers to the same questions."""
-    # Files of older versions do not name their labels.
-    if json.loads(path.read_text(encoding="utf-8")).get("labels", labels) != labels:
-        raise ValueError(
-            f"{path} is the prompt that {system} found with other accepted answers of its training rows: use those, "
-            "or another output folder (--output-dir)"
-        )
+def _check_found_with(path: Path, inputs: Mapping[str, str], system: str) -> None:
+    """Raise `ValueError` if a prompt was found with other labels, another editor or other sampling."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    descriptions = {
+        "labels": "other accepted answers of its training rows",
+        "editor": "another editor",
+        "sampling": "other sampling of its model",
+    }
+    # Files of older versions do not say all of it.
+    for name, description in descriptions.items():
+        if record.get(name, inputs[name]) != inputs[name]:
+            raise ValueError(
+                f"{path} is the prompt that {system} found with {description}: use those of then, or another output "
+                "folder (--output-dir)"
+            )
 
 
 def _read_result(path: Path) -> Found:

@@ -6,7 +6,7 @@ Both are TRL's trainers, without an environment. A model that is in its folder i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,18 @@ from agentic_prompting.rollout import (
     rollout_from_trace,
 )
 from agentic_prompting.trainers import MultiTurnGRPOTrainer, PromptR1Config, warm_start
+from agentic_prompting.versions import check_inputs, weights_version, write_inputs
+
+NO_EFFECT = (
+    "disable_tqdm",
+    "logging_steps",
+    "report_to",
+    "rollouts_max_mb",
+    "save_steps",
+    "save_strategy",
+    "use_cpu",
+)
+"""Arguments that do not decide what is trained."""
 
 
 def plain_spec(template: str = "{question}", max_tokens: int = 1024) -> AgentSpec:
@@ -61,14 +73,17 @@ def train_sft(
     Args:
         base (`str` or `Path`): The model to begin with.
         rows (`Sequence[Mapping]`): `question`, `answers`.
-        folder (`str` or `Path`): The folder for the model; a model that is there is used as it is.
+        folder (`str` or `Path`): The folder for the model; a model that is there is used as it is, if it was made from
+            the same inputs.
         spec ([`AgentSpec`]): The agent's spec, saved with the model.
         lora_rank (`int`, *optional*, defaults to `8`): The rank of the adapter on all linear layers, which is merged
             after training (Table 7; alpha is twice the rank, LLaMA-Factory's default); `None` trains all weights.
         **arguments: Arguments of [`~trl.SFTConfig`] that differ from [`TABLE_7`].
     """
     folder = Path(folder)
+    inputs = _list_inputs(base, rows, spec, {**TABLE_7, **arguments, "lora_rank": lora_rank})
     if (folder / SPEC_FILE).exists():
+        check_inputs(folder, inputs)
         return folder
     model = AutoModelForCausalLM.from_pretrained(base)
     tokenizer = AutoTokenizer.from_pretrained(base)
@@ -86,6 +101,7 @@ def train_sft(
     warm_start(model, tokenizer, rollouts, folder / "sft", **{**TABLE_7, **arguments})
     if lora_rank is not None:
         model = model.merge_and_unload()
+    write_inputs(folder, inputs)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     spec.save(folder)
@@ -103,8 +119,6 @@ def train_single_turn(
             hyper-parameters ("the same as Prompt-R1", Appendix G).
     """
     folder = Path(folder)
-    if (folder / SPEC_FILE).exists():
-        return folder
 
     # The arguments, and below them the hyper-parameters of another training.
     config = arguments.pop("config", None)
@@ -114,6 +128,10 @@ def train_single_turn(
         hyper_parameters = {name: value for name, value in values.items() if name in names}
         arguments = {**hyper_parameters, **arguments}
     arguments = {"max_turns": 1, "disable_tqdm": True, **arguments}
+    inputs = _list_inputs(base, rows, spec, arguments)
+    if (folder / SPEC_FILE).exists():
+        check_inputs(folder, inputs)
+        return folder
     args = PromptR1Config(str(folder / "grpo"), **arguments)
 
     questions = [{"question": row["question"], "answers": list(row["answers"])} for row in rows]
@@ -127,8 +145,21 @@ def train_single_turn(
         grammar=spec.grammar,
     )
     trainer.train()
+    write_inputs(folder, inputs)
     trainer.save_model(str(folder))
     return folder
+
+
+def _list_inputs(
+    base: str | Path, rows: Sequence[Row], spec: AgentSpec, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a trained baseline is made from, by names for an error."""
+    return {
+        "base": [str(base), weights_version(base)],
+        "rows": [[row["question"], list(row["answers"])] for row in rows],
+        "spec": asdict(spec),
+        "arguments": {name: value for name, value in arguments.items() if name not in NO_EFFECT},
+    }
 
 
 TRAINED: Mapping[str, Callable[..., Path]] = {

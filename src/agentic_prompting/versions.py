@@ -17,8 +17,9 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from .records import digest
+from .records import atomic_write, digest
 
+_INPUTS_FILE = "made_from.json"
 _WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
 # The package, and the tables of the papers that are installed beside it.
 _LIBRARY = ("agentic_prompting", "paper_tables")
@@ -93,6 +94,36 @@ def row_version(row: Mapping[str, Any], columns: Iterable[str]) -> str:
         if value is not None and _is_json(value):
             values[name] = value
     return digest(values)
+
+
+def write_inputs(folder: str | Path, inputs: Mapping[str, Any]) -> None:
+    """Record what a folder is made from, for [`check_inputs`]."""
+    digests = {name: digest(value) for name, value in inputs.items()}
+    atomic_write(Path(folder) / _INPUTS_FILE, json.dumps(digests, indent=1) + "\n")
+
+
+def check_inputs(folder: str | Path, inputs: Mapping[str, Any]) -> None:
+    """Check that a folder that is to be used again was made from these inputs.
+
+    A folder of an older version, which does not say, is taken as it is.
+
+    Args:
+        folder (`str` or `Path`): The folder.
+        inputs (`Mapping[str, Any]`): As for [`write_inputs`], by names for the error.
+
+    Raises:
+        `ValueError`: Some of them differ. Names them.
+    """
+    path = Path(folder) / _INPUTS_FILE
+    if not path.is_file():
+        return
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    changed = [name for name in inputs if saved.get(name, "") != digest(inputs[name])]
+    if changed:
+        raise ValueError(
+            f"{folder} was made from other inputs ({', '.join(changed)}), and is not used again: "
+            "choose another output folder, delete it to have it made anew, or undo the change"
+        )
 
 
 def combine_versions(versions: Iterable[object]) -> str | None:

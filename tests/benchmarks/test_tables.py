@@ -533,6 +533,20 @@ def test_a_prompt_of_other_labels_is_refused(tmp_path, monkeypatch, capsys):
         assert len(server.requests) == asked
 
 
+def test_a_prompt_of_another_editor_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with MisbehavingServer(say=lambda request: "Answer: blue") as server:
+        command = closed_model_table(tmp_path, server)
+        assert status(*command) == 0
+        asked = len(server.requests)
+        table = Path(command[2])
+        table.write_text(table.read_text().replace("editor: {", "editor: {name: other, "))
+        assert status(*command) == 2
+        error = capsys.readouterr().err
+        assert "another editor" in error and "--output-dir" in error
+        assert len(server.requests) == asked
+
+
 def test_the_curves_of_two_trainings_are_overlaid(tmp_path, capsys):
     from paper_tables.figures import main as draw
 
@@ -583,6 +597,14 @@ def test_the_sft_baseline_is_table_7s(tmp_path, monkeypatch):
         0.1,
     )
     assert (folder / "config.json").exists() and not (folder / "adapter_config.json").exists()
+
+    # It is used again, but not for another base, other rows or other arguments.
+    arguments = (tmp_path / "base", rows, tmp_path / "sft", training.plain_spec())
+    assert training.train_sft(*arguments) == folder
+    with pytest.raises(ValueError, match="arguments"):
+        training.train_sft(*arguments, learning_rate=1e-3)
+    with pytest.raises(ValueError, match="rows"):
+        training.train_sft(tmp_path / "base", rows[1:], *arguments[2:])
 
 
 def test_single_turn_grpo_takes_prompt_r1s_numbers_from_its_file(tmp_path, monkeypatch):

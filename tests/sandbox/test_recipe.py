@@ -60,6 +60,21 @@ def test_one_that_no_longer_fits_is_made_anew_and_that_is_said(made, tmp_path, c
     assert len(made) == 1, "what is in the run's folder is used again"
 
 
+def test_a_warm_start_of_another_seed_is_refused(made, tmp_path):
+    """It was used again, whatever it had been made for: held-out questions may be among what it has learned."""
+    setup.prepare_sandbox(tmp_path, seed=1)
+    with pytest.raises(ValueError, match=r"warm_start was made from other inputs \(seed, "):
+        setup.prepare_sandbox(tmp_path, seed=2)
+    with pytest.raises(ValueError, match="steps"):
+        setup.prepare_sandbox(tmp_path, seed=1, warm_start_steps=9)
+    with pytest.raises(ValueError, match="data"):
+        setup.prepare_sandbox(tmp_path, seed=1, n_test=64)
+    assert len(made) == 1
+    # One of an older version does not say what it was made from.
+    (tmp_path / "warm_start" / "made_from.json").unlink()
+    setup.prepare_sandbox(tmp_path, seed=2)
+
+
 def test_a_fingerprint_is_of_everything_that_a_warm_start_depends_on(monkeypatch):
     recipe = setup.sandbox_recipe(setup.make_split(0, 8)[0], 0, 2)
     first, *others = recipe.world.countries

@@ -479,9 +479,10 @@ class Evolution:
 
         # Saved with the state, and compared when the run is resumed.
         policy_name = getattr(policy, "model", None)
-        client_sampling = getattr(policy, "sampling", None)
-        if not isinstance(client_sampling, Mapping):
-            client_sampling = {}
+        policy_sampling: dict[str, Any] = {}
+        for options in (getattr(policy, "sampling", None), config.policy_sampling):
+            if isinstance(options, Mapping):
+                policy_sampling.update(options)
         self.inputs: dict[str, Any] = {
             "rows": _summarize_rows(self.rows),
             "eval_rows": _summarize_rows(self.eval_rows),
@@ -492,7 +493,7 @@ class Evolution:
             "prompt_template": config.prompt_template,
             "prompt_place": config.prompt_place,
             # Digests, because sampling options may hold secrets.
-            "policy_sampling": digest({**client_sampling, **(config.policy_sampling or {})}),
+            "policy_sampling": digest(policy_sampling),
             "reward_columns": _summarize_columns(self.rows, required_columns(reward)),
             "policy_code": code_version(policy),
             "reward_code": code_version(reward),

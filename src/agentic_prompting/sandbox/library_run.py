@@ -28,6 +28,7 @@ from ..records import atomic_write
 from ..rewards import exact_match
 from ..rollout import SPEC_FILE, AgentSpec, Rollout, rollout_from_trace
 from ..trainers import warm_start
+from ..versions import check_inputs, weights_version, write_inputs
 from .library import Fact, Library, split_by_subject, town_facts, uneven_demonstrations
 from .results import conversation
 
@@ -115,7 +116,14 @@ def _warm_started(
     """The folder of the model after it has imitated demonstrations, on all processes together."""
     folder = output_dir / "warm_start"
     state = PartialState()
+    inputs = {
+        "model": [base_model, weights_version(base_model)],
+        "facts": [fact.as_row() for fact in facts],
+        "steps": steps,
+        "seed": seed,
+    }
     if (folder / SPEC_FILE).exists():
+        check_inputs(folder, inputs)
         return folder
     if state.is_main_process:
         print("warm start: the model imitates uneven demonstrations", flush=True)
@@ -148,6 +156,7 @@ def _warm_started(
 
     # Its form is written last: a folder with it is complete.
     if state.is_main_process:
+        write_inputs(folder, inputs)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         spec.save(folder)

@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from ..rollout import SPEC_FILE, AgentSpec, Rollout, rollout_from_trace
 from ..trainers import warm_start
+from ..versions import check_inputs, write_inputs
 from .policy import (
     ARCHITECTURE,
     build_policy,
@@ -115,13 +116,20 @@ def warm_started(folder: str | Path, recipe: Recipe) -> Path:
         folder (`str` or `Path`): The policy is saved to `folder/warm_start`; an existing one is
             used again.
         recipe ([`Recipe`]): Decides the policy.
+
+    Raises:
+        `ValueError`: The existing policy was made by another recipe.
     """
     keep_freed_memory()
     # TRL's trainers ping the hub, which has no use for runs of the sandbox.
     constants.HF_HUB_DISABLE_TELEMETRY = True
     model_folder = Path(folder) / "warm_start"
     state = PartialState()
-    if not (model_folder / SPEC_FILE).exists():
+    # The fingerprint covers the settings beside it, which an error can name.
+    inputs = {"seed": recipe.seed, "steps": recipe.steps, "data or version": recipe.fingerprint}
+    if (model_folder / SPEC_FILE).exists():
+        check_inputs(model_folder, inputs)
+    else:
         # Every process gets a policy: training one is a joint run.
         policy = load_shipped(recipe, SHIPPED)
         origin = "from the package"
@@ -136,6 +144,7 @@ def warm_started(folder: str | Path, recipe: Recipe) -> Path:
 
         # Only the main process saves it.
         if state.is_main_process:
+            write_inputs(model_folder, inputs)
             save_policy(policy, recipe.tokenizer, recipe.spec, model_folder)
             print(f"warm start of the tiny policy: {origin}", flush=True)
     state.wait_for_everyone()

@@ -1056,6 +1056,13 @@ def test_check_env_plays_three_episodes_and_shows_them(run, sums, name):
     ] * 3
 
 
+def test_check_env_refuses_an_agent_of_one_parameter(run, tmp_path):
+    file = tmp_path / "own_agent.py"
+    file.write_text("def agent(task):\n    return '4'\n")
+    status, _, err = run("check-env", f"{file}:agent")
+    assert status == 2 and "(row, base_url, api_key)" in err and "called task" in err
+
+
 def test_check_env_with_a_model(run, sums, asking_policy):
     status, out, _ = run(
         "check-env", "own_sums:Calculator", "--model", asking_policy, "--dataset", "rows.jsonl"

@@ -379,6 +379,6 @@ def test_check_env_plays_a_program_with_a_model_only(tiny_policy, tmp_path, caps
             main([*asked, *more])
         out, err = capsys.readouterr()
         assert ended.value.code == status and said in out + err
-    assert "agent asks     None" not in out and out.count("agent asks") == 3, (
+    assert "model writes   None" not in out and out.count("model writes") == 3, (
         "the turn itself is shown"
     )

@@ -6,11 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import isfunction, signature
 from typing import TYPE_CHECKING, Any
 
 from ..llm.numbers import count_in_words
 from .hub import check_agent, find_model
-from .loader import load_environment, load_object
+from .loader import load_environment, load_object, load_part
 from .option_parser import OptionParser
 from .options import JSON_HELP, ROW_OPTIONS, TaskRows, list_option, option, refuse_options
 from .script import print_error
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ..rollout import AgentSpec, Observation, Rollout
 
 EPISODES = 3
+AGENT_PARAMETERS = {"row", "task", "question", "prompt", "messages", "example"}
+"""Names by which a function of one parameter is an agent: an environment's is a rollout."""
 
 
 @dataclass
@@ -65,6 +68,7 @@ def check_env(arguments: Sequence[str]) -> int:
 
     # Load the environment, and make sure that a script or a model can play in it.
     environment: Any = load_environment(words[0])
+    _refuse_agent(words[0])
     if environment.play_episode is not None and options.model is None:
         raise ValueError(
             "a program calls the policy by itself, so no script can play it: name a model with --model"
@@ -134,6 +138,20 @@ def _check_options(options: CheckEnvOptions) -> None:
         refuse_options(options, ("request",), "--model writes its own requests; leave one out")
     if not options.dataset:
         refuse_options(options, ROW_OPTIONS, "it is for the rows of --dataset, which is not given")
+
+
+def _refuse_agent(name: str) -> None:
+    """Raise `ValueError` for a function that is an agent, by the name of its only parameter."""
+    function = load_part(name, "environment")
+    if not isfunction(function):
+        return
+    parameters = list(signature(function).parameters)
+    if len(parameters) == 1 and parameters[0] in AGENT_PARAMETERS:
+        raise ValueError(
+            f"{name} would be played as an environment, a function of the rollout, but its parameter is called "
+            f"{parameters[0]}: an agent program is a function of (row, base_url, api_key); if it is an environment, "
+            "call the parameter rollout"
+        )
 
 
 def _check_harness(options: CheckEnvOptions) -> int:

@@ -64,7 +64,13 @@ def print_turns(rollout: Rollout) -> None:
     """Print each turn of an episode that is over, and the environment's reply to it."""
     is_program = "program/calls" in rollout.counts
     for position, turn in enumerate(rollout.turns):
-        print_turn(turn)
+        # What the model writes in a program is a request or an answer only for the program.
+        if is_program and turn.kind == "act":
+            if turn.thought:
+                print_styled(f"model thinks   {turn.thought}", "dim")
+            print_styled(f"model writes   {turn.request or turn.text.strip()}", "cyan")
+        else:
+            print_turn(turn)
         # The last turn may have no observation.
         if position >= len(rollout.observations):
             continue

@@ -5,8 +5,22 @@
     python -m benchmarks.real.conductor_coder --base-url ... --llm NAME --json --tuning  # the seed that is not reported
     python -m benchmarks.real.conductor_coder  # the tables, from the records
 
-Appends a record for each seed to `--records`; what is recorded is not run again. Everything but the world is that of
-`conductor.py`.
+Appends a record for each seed to `--records`; what is recorded is not run again.
+
+Protocol, written before the run of the reported seed.
+
+1. World. As in `conductor.py`, with a large LLM, Qwen2.5-Coder-1.5B-Instruct (Q4_K_M) in llama.cpp with one thread at
+   temperature 0, in the place of the speller: it knows the symbols of the chemical elements. Which element was discovered
+   in which invented town only the archive knows, so that "What is the chemical symbol of the element that was discovered in
+   Dalgate?" needs both, and the LLM reads the archive's reply as a quotation. Held out are towns and 28 elements. In
+   training every kind of question is equally frequent. Measured first (seed 1): the LLM alone .219, the oracle router of
+   whole questions .516, the right plan .927, because the LLM does not know every symbol.
+2. Model, warm start, training and comparison are those of the second protocol of `conductor.py`. On seed 1 the world, the
+   warm start (exact match .396) and two steps of training were tried here, and nothing was changed.
+3. Seed 953; tuning seed 1.
+4. Expected: the trained model is above the warm start and above the oracle router, both with an interval above 0 over
+   questions; at least .9 of its turns are well formed; no rollout fails. Against us: any of these is missed. The figures are
+   printed whatever they are. One seed says nothing about other seeds.
 """
 
 from __future__ import annotations

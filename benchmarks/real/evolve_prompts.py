@@ -13,7 +13,7 @@ Protocol, written before the runs of the reported seed.
 2. Tasks, made by rule, with a structure that a prompt can state and no model can know. `queues`: a note to a town's
    office belongs into one of four queues, by its topic; which topic belongs into which queue is drawn. `dates`: a date is
    to be written in the office's own format, which is drawn. 64 questions to learn from, 256 held out.
-3. Evolution. `evolve` with 8 steps of 8 problems, 2 prompts and 2 answers each, `reflection="one_call"` and
+3. Evolution. `evolve` with 8 steps of 8 problems, 2 prompts and 2 answers each, `reflection="rewrite"` and
    `reflect_on="imperfect"`, because at first hardly any answer is right. The first prompt states the task without its rule.
 4. Reported: the share of answers that are right to the letter, of the first and of the best prompt by rating, on the same
    held-out questions at temperature 0; how many mutations could be read, and why the others could not; the best prompt.
@@ -48,7 +48,7 @@ CONFIG = {
     "problems_per_step": 8,
     "prompts_per_step": 2,
     "num_generations": 2,
-    "reflection": "one_call",
+    "reflection": "rewrite",
     "reflect_on": "imperfect",
     "grammar": "free",
     "policy_sampling": {"temperature": 0.7, "max_tokens": 16},

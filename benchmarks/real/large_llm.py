@@ -15,8 +15,8 @@ Protocol, written before the run of the reported seed.
 2. Agent. SmolLM2-135M-Instruct, out of a package, in the form, the template and the settings of `examples/configs/real.yaml`,
    which were chosen on countries. It first imitates 64 uneven demonstrations (8 steps of 8): two in five guess without
    asking, as many repeat a whole sentence. (With guesses in half of them, as in the other runs, a model that was tuned
-   on seed 1 asked in .02 of the questions afterwards, and with a quarter in all of them.) Then 12 steps of `PromptR1Trainer` with LoRA, 4 questions of 8 rollouts each; the reward
-   is the mean of exact match and token F1.
+   on seed 1 asked in .02 of the questions afterwards, and with a quarter in all of them.) Then 12 steps of
+   `PromptR1Trainer` with LoRA, 4 questions of 8 rollouts each; the reward is the mean of exact match and token F1.
 3. Compared, on the same questions: the published model, the model after its warm start, the trained one; the same model
    trained as long in a single turn, without the large LLM, after a warm start of its own on right answers; the
    large LLM alone.

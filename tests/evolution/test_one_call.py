@@ -13,13 +13,14 @@ from agentic_prompting.evolution import (
     PromptResult,
     ReflectionTask,
     SystemPrompt,
+    crossover,
     evolve,
     parse_edits,
     propose_children,
     revise,
     templates,
 )
-from agentic_prompting.llm import ScriptedChat
+from agentic_prompting.llm import Reply, ScriptedChat, ServerFailed
 from agentic_prompting.rewards import exact_match_reward
 from support.evolving import ROOT, ROWS, SETTINGS, WORDS, Policy
 from support.operators import MIXED, PROMPT, problem
@@ -244,3 +245,68 @@ def test_the_sandbox_reads_the_call():
     refused = Attempt("[reply] no . the currency needs the word birch .", 0.0)
     shown = PromptResult(SystemPrompt("rules", (), id=0), (ProblemResult("q", "x", (refused,)),))
     assert ask(GuardedReflector(0.0), shown).child.principles == ("say currency birch",)
+
+
+# `reflection="rewrite"`: the whole instructions in the place of edits.
+
+REWRITE = {**ONE_CALL, "reflection": "rewrite"}
+
+
+def rewrite(reply, prompt=PROMPT):
+    result = PromptResult(prompt, MIXED.problems)
+    chat = ScriptedChat([reply])
+    return asyncio.run(revise(chat, result, ESPLSettings(**REWRITE))), chat.calls[0][0]["content"]
+
+
+def test_instructions_are_written_anew():
+    outcome, request = rewrite(
+        "First draft: <instructions>old</instructions>. Better:\n"
+        "<instructions>\nSolve it.\n[G0]. Read the reply.\n[G1]. Name the unknowns.\n</instructions>\nDone."
+    )
+    assert "question a" in request and "between <instructions> and </instructions>" in request
+    assert templates.SCHEMA not in request, "no edits are asked for"
+    child = outcome.child
+    assert (child.preamble, child.principles) == (
+        "Solve it.",
+        ("Read the reply.", "Name the unknowns."),
+    )
+    assert (child.parents, child.operator) == (PROMPT.id and (PROMPT.id,), "mutation")
+    (edit,) = outcome.trace.edits
+    assert (edit["op"], edit["refused"], edit["search"]) == ("replace", None, PROMPT.text)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ("Write dates as day/month/year.", "unreadable"),
+        ("<instructions>Write dates as day", "unreadable"),
+        ("<instructions> \n </instructions>", "unreadable"),
+        ("<instructions>[G0]. Add.\n\nA paragraph of nothing.</instructions>", "unreadable"),
+        (f"<instructions>{'word ' * 501}</instructions>", "unreadable"),
+        (f"<instructions>{PROMPT.text}</instructions>", "unchanged"),
+        (None, "call_failed"),
+    ],
+)
+def test_what_is_no_new_set_of_instructions_has_no_child(reply, reason):
+    outcome, _ = rewrite(reply if reply is not None else Reply(error=ServerFailed("down")))
+    assert (outcome.child, outcome.reason) == (None, reason)
+
+
+def test_free_text_and_a_bare_preamble_stay_what_they_are():
+    reply = "<instructions>Answer with\nthe date: day/month/year.</instructions>"
+    for prompt in (SystemPrompt("Answer."), SystemPrompt("Answer.", ())):
+        outcome, _ = rewrite(reply, prompt)
+        assert outcome.child.text == "Answer with\nthe date: day/month/year."
+        assert outcome.child.principles == prompt.principles
+
+
+def test_a_crossover_is_written_anew_too():
+    other = SystemPrompt("Solve it.", ("Draw it.",), id=9)
+    results = [
+        PromptResult(PROMPT, (problem("a", 1.0), problem("b", 0.0))),
+        PromptResult(other, (problem("a", 0.0), problem("b", 1.0))),
+    ]
+    chat = ScriptedChat(["<instructions>Solve it, and draw it.</instructions>"])
+    outcome = asyncio.run(crossover(chat, results, ESPLSettings(**REWRITE)))
+    assert outcome.child.text == "Solve it, and draw it." and outcome.child.operator == "crossover"
+    assert "takes the place of set A" in chat.calls[0][0]["content"]

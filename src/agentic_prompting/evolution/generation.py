@@ -304,8 +304,8 @@ async def propose_children(
         task ([`ReflectionTask`]): What to reflect on.
     """
     # The paper's mutation, unless the settings ask for the one in a single call.
-    one_call = settings is not None and settings.reflection == "one_call"
-    mutation = revise if one_call else mutate
+    in_one_call = settings is not None and settings.reflection != "paper"
+    mutation = revise if in_one_call else mutate
     operators = [_traced("mutation", mutation(reference, task.best, settings, **sampling))]
     # The crossover runs beside it, if the batch has one.
     if task.crossing is not None:

@@ -91,7 +91,7 @@ def estimate_least_budget(
     reply_tokens = min(REPLY_TOKENS, sampling.get("max_tokens") or REPLY_TOKENS)
 
     # Both steps end with a mutation.
-    if config.reflection == "one_call":
+    if config.reflection != "paper":
         calls = 1
         input_tokens: float = estimate_text_tokens(templates.REVISE) + prompt_tokens
         input_tokens += min(attempts, 12) * (question_tokens + reply_tokens)

@@ -32,7 +32,8 @@ async def revise(
 
     The call shows the prompt and up to `MAX_FAILURES` failed attempts at the problems worth
     reflecting on, one of each problem before a second of any. At most `max_ops` edits per problem
-    shown are applied. A reply without a JSON list of edits is a failed mutation.
+    shown are applied. A reply without a JSON list of edits is a failed mutation. With
+    `reflection="rewrite"` the reply has the whole new instructions instead.
     """
     settings = settings or ESPLSettings()
     prompt = result.prompt

@@ -36,6 +36,8 @@ Reason = Literal[
 Summaries = Sequence[tuple[float, str]]
 """Reward and summary of each attempt at one problem."""
 
+MAX_REWRITTEN_WORDS = 500
+"""Instructions that are written anew with more words are refused."""
 MAX_ATTEMPT_CHARS = 20_000
 """Longer attempts are summarised without their middle."""
 
@@ -204,6 +206,8 @@ class Operation:
         # Fill in the format of edits first: it is a part of the template.
         if stage:
             form = "free text" if self.is_free_text else "principles"
+            if self.settings.reflection == "rewrite" and stage in ("revise", "crossover"):
+                form = "whole"
             values["answer_format"] = fill(
                 templates.FORMATS[stage, form],
                 max_words=self.settings.max_words,
@@ -256,6 +260,8 @@ class Operation:
         """
         if plan is None:
             return self.outcome.finish("call_failed")
+        if self.settings.reflection == "rewrite":
+            return self._finish_rewriting(plan)
 
         # Read the plan: an empty list of edits is readable, a reply without a list is not.
         parsed = self.read(plan)
@@ -268,9 +274,25 @@ class Operation:
         self.record_edits(draft.apply(parsed.edits, allowed, limit), "applied")
         return self.finish_draft(draft)
 
+    def _finish_rewriting(self, plan: str) -> Outcome:
+        """Return the outcome of a reply that has the whole instructions in it."""
+        text = templates.read_instructions(plan)
+        child = None if text is None else _prompt_in_form(text, self.prompt)
+        if child is None or text is None:
+            self.outcome.counts["unread/no_instructions"] += 1
+            return self.outcome.finish("unreadable")
+        if len(text.split()) > MAX_REWRITTEN_WORDS:
+            self.outcome.counts["refused/too_long"] += 1
+            return self.outcome.finish("unreadable")
+        rewriting = Edit("replace", text=text, search=self.prompt.text)
+        self.record_edits(EditReport([rewriting]), "applied")
+        return self._finish_child(child)
+
     def finish_draft(self, draft: Draft) -> Outcome:
         """Return the outcome of a finished draft: a child, or `unchanged`."""
-        child = draft.finish()
+        return self._finish_child(draft.finish())
+
+    def _finish_child(self, child: SystemPrompt) -> Outcome:
         # A change of order or case alone does not count as a change.
         if child.key == self.prompt.key:
             return self.outcome.finish("unchanged")
@@ -538,6 +560,16 @@ async def correct(
         report = draft.apply(parsed.edits, ("modify", "remove"), limit=1, known={name})
         operation.record_edits(report, "applied")
     return operation.finish_draft(draft)
+
+
+def _prompt_in_form(text: str, parent: SystemPrompt) -> SystemPrompt | None:
+    """Return a text as a prompt of the parent's form; `None` if it cannot be read as one."""
+    if parent.principles is None:
+        return SystemPrompt(text)
+    try:
+        return SystemPrompt.of(text)
+    except ValueError:
+        return None
 
 
 def known_ids(ids: Iterable[int | None]) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ _POPULATION_SETTINGS = (
 )
 
 # The ways to make a mutation; see `reflection` below.
-REFLECTIONS = ("paper", "one_call")
+REFLECTIONS = ("paper", "one_call", "rewrite")
 
 REPLY_GRAMMARS = ("tags", "free")
 """How a reply's answer is read: between Prompt-R1's tags, or the whole reply."""
@@ -65,8 +65,10 @@ class ESPLSettings:
         p_crossover (`float`, *optional*, defaults to `0.2`): Probability of a crossover after a
             batch.
         reflection (`str`, *optional*, defaults to `"paper"`): How a mutation is made: `paper`,
-            summaries, critiques and a plan (A.2 to A.5), many calls; or `one_call`, which shows up
-            to 12 failed attempts and asks for the edits ([`revise`]).
+            summaries, critiques and a plan (A.2 to A.5), many calls; `one_call`, which shows up
+            to 12 failed attempts and asks for the edits ([`revise`]); `rewrite`, the same with the
+            whole instructions written anew in the place of edits, also by a crossover: for a
+            reference LLM that is too small to write edits as JSON.
         reflect_on (`str`, *optional*, defaults to `"mixed"`): The problems a mutation looks at:
             `mixed`, those with differing rewards (A.2); `imperfect`, those with a reward below 1.0,
             even if no attempt succeeded.

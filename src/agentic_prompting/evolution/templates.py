@@ -16,6 +16,7 @@ by [`fill`], so braces in a problem or an attempt do no harm:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 
 # Mutation: a summary of each attempt (A.3), a critique of each problem (A.4), and a plan (A.5).
@@ -186,6 +187,20 @@ the lines that take their place
 The lines under SEARCH must occur exactly once in the text, or the change is lost. To add something, search for the \
 line it should follow and repeat that line in the replacement. If nothing should change, write the line: NO CHANGE"""
 
+# The format of instructions that are written anew (`reflection="rewrite"`), whatever their form.
+_WHOLE_RULES = """\
+Write the complete new instructions, the unchanged parts included, between <instructions> and </instructions>. State \
+in them what you have found out, as rules that the model can follow."""
+
+_WHOLE = re.compile(r"<instructions>(.*?)</instructions>", re.DOTALL)
+
+
+def read_instructions(reply: str) -> str | None:
+    """Return the instructions that a reply ends with, in the form of `_WHOLE_RULES`; `None` if it has none."""
+    found = _WHOLE.findall(reply)
+    return found[-1].strip() or None if found else None
+
+
 # Principles are edited by their ids. Free text has none: its edits quote what they replace.
 FORMATS = {
     ("critique", "principles"): """\
@@ -226,6 +241,8 @@ wording"}, {"op": "merge", "ids": ["G1", "G4"], "text": "one in place of these"}
 For example {"edits": [{"op": "replace", "search": "words copied from the text", "text": "the words in their place"}]}
 What is searched for must occur exactly once in the text, or the change is lost. If nothing should change, the list is \
 empty: []""",
+    ("revise", "whole"): _WHOLE_RULES,
+    ("crossover", "whole"): "What you write takes the place of set A.\n" + _WHOLE_RULES,
     ("critique", "free text"): _BLOCK_RULES,
     ("consolidate", "free text"): """\
 None of the proposals is applied yet: write every change of the revision yourself. The blocks are applied one after \
@@ -234,7 +251,7 @@ another.
     + _BLOCK_RULES,
     ("crossover", "free text"): "All changes are changes to the text of set A.\n" + _BLOCK_RULES,
 }
-"""The format of edits, by stage and by the form of prompt."""
+"""The format of edits, by stage and by the form of prompt; `whole` where no edits are written."""
 
 NO_CHANGE = "NO CHANGE"
 """Stands for an empty list where the edits are search and replace blocks."""

@@ -1,6 +1,5 @@
 """benchmarks/real/evolve_prompts.py with scripted models in the place of the real ones."""
 
-import json
 from collections import Counter
 
 from agentic_prompting.llm import Reply
@@ -28,7 +27,7 @@ class Reflector:
     model = "scripted"
 
     async def __call__(self, messages, **options):
-        return Reply(json.dumps([{"op": "add", "text": RULE, "reason": "the format was wrong"}]))
+        return Reply(f"The format was wrong.\n<instructions>{RULE}</instructions>")
 
 
 def test_a_prompt_with_the_rule_is_found_and_measured(monkeypatch, tmp_path):

@@ -292,7 +292,6 @@ ASKING = ["--model_name_or_path", "m", "--dataset", "rows.jsonl", "--environment
         ("agent", [*HARNESS, "--share_replies", "step"], "--share-replies"),
         ("agent", [*HARNESS, "--search_url", "http://x"], "--search-url"),
         ("agent", [*HARNESS, "--replay_cache", "r"], "--replay-cache"),
-        ("agent", [*HARNESS, "--columns", "question=q"], "--columns"),
         ("agent", [*HARNESS, "--data_files", "f"], "--data-files"),
         ("agent", [*HARNESS, "--task_split", "test"], "--task-split"),
     ],

@@ -165,6 +165,32 @@ def test_a_table_is_refined_and_compared(run, models, tmp_path):
     assert status == 2 and "columns" in err
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("rows.jsonl", '\ufeff{"question": "A?", "answer": "other"}\n"B?"\n'),
+        ("rows.json", '[\n {"question": "A?", "answers": "other"},\n "B?"\n]\n'),
+        ("rows.csv", "question;answer\nA?;other\n"),
+    ],
+)
+def test_a_file_reads_as_in_other_commands(run, models, tmp_path, name, text):
+    """A mark of the encoding, one list, a single answer: `load_task` reads them, and so does this."""
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    words = ["refine", "--input", tmp_path / name, "--paper-setting", "no_verifier", *models]
+    status, out, err = run(*words, "--json")
+    assert status == 0, err
+    assert json.loads(out)["summary"]["accuracy"] == 0.0
+
+
+def test_a_table_may_hold_questions_alone(run, models, tmp_path):
+    (tmp_path / "rows.csv").write_text("id;request\na;A?\n;B?\n")
+    words = ["refine", "--input", tmp_path / "rows.csv", "--columns", "question=request", *models]
+    status, out, err = run(*words, "--json")
+    assert status == 0, err
+    results = json.loads(out)["results"]
+    assert [(result["id"], result["query"]) for result in results] == [("a", "A?"), ("1", "B?")]
+
+
 def test_without_a_verifier_there_is_no_before(run, models, tmp_path):
     table = tmp_path / "mine.csv"
     table.write_text("question,answer\nA?,other\n")

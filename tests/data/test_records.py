@@ -97,3 +97,9 @@ def test_numbers_among_answers_are_texts(tmp_path):
     assert load_task("popqa", split="test", data_files=written(tmp_path, rows))["answers"][:] == [
         ["a", "3"]
     ]
+
+
+def test_an_empty_cell_is_no_id(tmp_path):
+    """Rows of one empty id would be taken for one another where rows are found by it."""
+    (tmp_path / "mine.csv").write_text("id,question,answer\n,a?,x\nb,b?,x\n  ,c?,x\n")
+    assert load_task(str(tmp_path / "mine.csv"))["id"] == ["mine-0", "b", "mine-2"]

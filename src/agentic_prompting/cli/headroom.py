@@ -107,8 +107,9 @@ def _connect_parts(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]
 
     # One budget for all models. Its account is apart from that of the run in the folder.
     budget = options.open_budget()
+    rows = options.load(options.task, options.seed)
     parts: dict[str, Any] = {
-        "rows": list(options.load(options.task, options.seed)),
+        "rows": list(rows),
         "prompts": [options.prompt],
         "metric": options.metric[0] if options.metric else each(load_score(options.score)),
         "reward": None if options.reward is None else load_reward(options.reward),
@@ -134,6 +135,9 @@ def _connect_parts(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]
     # The untrained agent needs somebody to ask. Workers are measured alone, too.
     if options.untrained:
         environment = options.open_environment(stack, budget)
+        # A program gets the rows that `train agent` gives it.
+        if environment.play_episode is not None:
+            parts["rows"] = options.add_file_columns(rows)
         parts["agent"] = _load_untrained(options.untrained, environment)
     elif options.environment:
         parts["pool"] = _open_workers(options.environment, budget)

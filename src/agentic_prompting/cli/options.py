@@ -6,7 +6,6 @@ package by itself: `--help` has to stay quick.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Collection
@@ -407,12 +406,12 @@ class TaskRows:
         return held_out_rows
 
     def add_file_columns(self, rows: Dataset) -> list[dict[str, Any]]:
-        """The rows with all columns of a JSON lines file, which `train agent` gives to programs, too."""
-        if not (self.dataset or "").endswith(".jsonl") or not os.path.isfile(str(self.dataset)):
+        """The rows with all columns of the file of `--dataset`: what agent programs are given."""
+        if not self.dataset:
             return list(rows)
-        with open(str(self.dataset), encoding="utf-8-sig") as file:
-            file_rows = [json.loads(line) for line in file if line.strip()]
-        return [{**file_rows[json.loads(row["meta"])["row"]], **row} for row in rows]
+        from .own_rows import join_columns, read_own_rows
+
+        return join_columns(rows, read_own_rows(self.dataset, self.column_names()))
 
     def check_rows(self) -> None:
         """Raise `ValueError` for an option that would have no effect on the named rows."""
@@ -481,8 +480,6 @@ class HeldOutRows(TaskRows):
         """The evaluation rows: those of `--eval-task`, the share of `--held-out`, or `None`."""
         from datasets import concatenate_datasets
 
-        from ..data import is_user_data, load_task
-
         if self.held_out is not None:
             if self.eval_task is not None:
                 raise ValueError(
@@ -490,15 +487,26 @@ class HeldOutRows(TaskRows):
                 )
             return self.load_held_out_share(task, seed)
 
-        # A task is named with its split (by default `test`), while a file has none.
-        datasets = []
-        for name in self.eval_task.split(",") if self.eval_task else ():
-            if is_user_data(name):
-                # The columns of a file of your own are called as in the training file.
-                columns = self.column_names() if self.dataset else None
-                rows = load_task(name, n=self.eval_task_rows, seed=seed, columns=columns or None)
-            else:
-                eval_task, _, split = name.partition("/")
-                rows = load_task(eval_task, split or "test", self.eval_task_rows, seed)
-            datasets.append(rows)
+        datasets = [self.load_eval_set(name, seed) for name in self.eval_sets]
         return concatenate_datasets(datasets) if datasets else None
+
+    @property
+    def eval_sets(self) -> list[str]:
+        """The evaluation sets of `--eval-task`."""
+        return self.eval_task.split(",") if self.eval_task else []
+
+    @property
+    def eval_columns(self) -> dict[str, str]:
+        """Our name for a column of a file of `--eval-task` -> its own: as in the training file."""
+        return self.column_names() if self.dataset else {}
+
+    def load_eval_set(self, name: str, seed: int) -> Dataset:
+        """The rows of one evaluation set. A task is named with its split (by default `test`), while a file has none."""
+        from ..data import is_user_data, load_task
+
+        if is_user_data(name):
+            return load_task(
+                name, n=self.eval_task_rows, seed=seed, columns=self.eval_columns or None
+            )
+        eval_task, _, split = name.partition("/")
+        return load_task(eval_task, split or "test", self.eval_task_rows, seed)

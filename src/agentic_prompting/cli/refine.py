@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..llm import ChatModel
-from ..llm.numbers import count_in_words
+from ..llm.numbers import count_in_words, is_missing, value_text
 from ..refine import DEFAULT_PROMPT, LabelVerifier, ProRefiner, RefinementResult, summarize
 from ..refine.description import describe_lines
 from ..refine.loop import RefineSettings
@@ -29,6 +29,7 @@ from .options import (
     read_columns,
     refuse_options,
 )
+from .own_rows import read_answers, read_own_rows
 from .script import INTERRUPTED, print_error
 from .terminal import print_json, print_styled
 
@@ -293,14 +294,28 @@ def _read_rows(options: RefineOptions) -> list[Any]:
     # Tables, and files whose columns have other names.
     if options.columns or options.input.suffix.lower() not in (".jsonl", ".json", ".txt", ""):
         return _read_table(options.input, options.columns)
-    return _read_lines(options.input)
+    return [_with_answers(row) for row in _read_lines(options.input)]
+
+
+def _with_answers(row: Any) -> Any:
+    """A row with its accepted answers as a list, from `answers` or `answer`, as [`load_task`] reads them."""
+    if not isinstance(row, dict):
+        return row
+    answers = row.get("answers")
+    is_list_of_texts = isinstance(answers, list) and all(isinstance(text, str) for text in answers)
+    return row if is_list_of_texts else {**row, "answers": read_answers(row)}
 
 
 def _read_lines(file: Path) -> list[Any]:
-    """The questions of a file, each line a text or an object in JSON."""
+    """The questions of a file, each line a text or an object in JSON, or the elements of one list."""
+    text = file.read_text(encoding="utf-8-sig")
+    # Other commands read a file that is one list, too.
+    if text.lstrip().startswith("["):
+        with suppress(ValueError):
+            return list(json.loads(text))
     rows = []
     # Not `splitlines`, which also splits at characters that a JSON string may hold.
-    lines = file.read_text(encoding="utf-8").split("\n")
+    lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -316,6 +331,17 @@ def _read_table(file: Path, columns: str | None) -> list[dict[str, Any]]:
     from ..data import load_task
 
     names = read_columns(columns)
+    rows = read_own_rows(str(file), names)
+    # A table of questions alone, which `load_task` would refuse.
+    if "question" in rows[0] and {"answers", "answer"}.isdisjoint(rows[0]):
+        queries = []
+        for row in rows:
+            query = {"question": value_text(row["question"])}
+            # An empty cell is no id.
+            if not is_missing(row.get("id")) and value_text(row["id"]):
+                query["id"] = value_text(row["id"])
+            queries.append(query)
+        return queries
     dataset = load_task(str(file), columns=names or None)
     return list(dataset.select_columns(["id", "question", "answers"]))
 

@@ -82,24 +82,16 @@ def rescore(arguments: Sequence[str]) -> int:
 
 def _load_own_rows(options: RescoreOptions) -> list[dict[str, Any]]:
     """The rows of `--dataset` with all their columns, any of which a reward may need."""
-    from ..data import read_rows
+    from .own_rows import has_labels, read_own_rows
 
     assert options.dataset
-    own_rows = read_rows(options.dataset)
-    # Our names beside those of the file.
-    for row in own_rows:
-        for name, own_name in options.column_names().items():
-            if own_name in row:
-                row[name] = row[own_name]
-
+    own_rows = read_own_rows(options.dataset, options.column_names())
     # Rows that `load_task` reads also have what it makes of them: an id, a task and `meta`. Those
     # of a script's own Dataset need no accepted answers, and no question.
-    is_task = "question" in own_rows[0] and not {"answers", "answer"}.isdisjoint(own_rows[0])
     is_selected = options.held_out is not None or options.task_rows is not None
-    if not is_task and not is_selected:
+    if not has_labels(own_rows) and not is_selected:
         return own_rows
-    task_rows = options.load("", 0).to_list()
-    return [{**own_rows[json.loads(row["meta"])["row"]], **row} for row in task_rows]
+    return options.add_file_columns(options.load("", 0))
 
 
 def _describe_change(change: RewardChange) -> str:

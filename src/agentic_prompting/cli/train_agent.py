@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from inspect import signature
@@ -12,11 +12,13 @@ from typing import Any
 from transformers import Trainer
 from trl import ModelConfig
 
+from ..data import is_user_data
 from ..harnesses import HARNESSES, CommandProgram, Workspace, get_harness
 from ..programs import AgentProgram, Program
 from ..trainers import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
 from .loader import load_object, load_reward
 from .options import MissingOption, option, refuse_options
+from .own_rows import has_labels, join_columns, read_own_rows
 from .train_options import DataAndEnvironment, check_before_loading, reward_option
 
 
@@ -58,11 +60,6 @@ class AgentArguments(DataAndEnvironment):
         *DataAndEnvironment.LARGE_LLM_OPTIONS,
     )
 
-    @property
-    def has_json_lines(self) -> bool:
-        """Whether the tasks are a JSON lines file, whose rows keep every column."""
-        return (self.dataset or "").endswith(".jsonl")
-
     def check(self, args: MultiTurnGRPOConfig) -> None:
         """Raise `ValueError` for wrong arguments before anything is loaded."""
         # Either a known agent or your own.
@@ -79,17 +76,8 @@ class AgentArguments(DataAndEnvironment):
                 f"it is for --harness; {self.program} is asked the whole row in a dialect of its choice",
             )
         self.check_rows()
-        if self.has_json_lines:
-            refuse_options(
-                self,
-                ("data_files",) if self.eval_task else ("data_files", "columns"),
-                "tasks in JSON lines keep their columns, of which the program reads what it needs",
-            )
-        if self.held_out is not None and self.has_json_lines:
-            raise ValueError(
-                "--held-out needs rows of the known columns, and tasks in JSON lines keep theirs: "
-                "write the held-out tasks to a file of their own"
-            )
+        if self.dataset:
+            refuse_options(self, ("data_files",), "--dataset names the file of the tasks")
         if not self.dataset and not self.task:
             raise MissingOption(
                 "name the tasks",
@@ -97,12 +85,47 @@ class AgentArguments(DataAndEnvironment):
             )
 
     def load(self, task: str, seed: int) -> Any:
-        """The rows. Those of a JSON lines file keep every column, because a program may read any of them."""
-        if self.has_json_lines:
-            assert self.dataset is not None
-            with open(self.dataset, encoding="utf-8") as file:
-                return [json.loads(line) for line in file if line.strip()][: self.task_rows]
-        return super().load(task, seed)
+        """The rows. Those of a file keep every column, because a program may read any of them."""
+        if not self.dataset:
+            return super().load(task, seed)
+        unlabelled_rows = self._read_unlabelled(self.dataset, self.column_names())
+        if unlabelled_rows is None:
+            return self.add_file_columns(super().load(task, seed))
+        if self.held_out is not None:
+            raise ValueError(
+                f"--held-out splits by the question, and not every row of {self.dataset} has `question` and an "
+                "accepted answer: write the held-out tasks to a file of their own"
+            )
+        return _sample(unlabelled_rows, self.task_rows, seed, "--task-rows")
+
+    def load_held_out(self, task: str, seed: int) -> Any:
+        """The evaluation rows, with every column of their files."""
+        if self.held_out is not None or not self.eval_task:
+            rows = super().load_held_out(task, seed)
+            return None if rows is None else self.add_file_columns(rows)
+        eval_rows: list[Any] = []
+        for name in self.eval_sets:
+            unlabelled_rows = self._read_unlabelled(name, self.eval_columns)
+            if unlabelled_rows is not None:
+                eval_rows += _sample(unlabelled_rows, self.eval_task_rows, seed, "--eval-task-rows")
+            elif is_user_data(name):
+                file_rows = read_own_rows(name, self.eval_columns)
+                eval_rows += join_columns(self.load_eval_set(name, seed), file_rows)
+            else:
+                eval_rows += list(self.load_eval_set(name, seed))
+        return eval_rows
+
+    def _read_unlabelled(
+        self, file: str, columns: Mapping[str, str]
+    ) -> list[dict[str, Any]] | None:
+        """The rows of a JSON lines file, unless all of them have a question and an accepted answer.
+
+        A program may judge its answers itself, and read its task from any column.
+        """
+        if not file.lower().endswith(".jsonl"):
+            return None
+        rows = read_own_rows(file, columns)
+        return None if has_labels(rows) else rows
 
     def build_trainer(
         self, args: MultiTurnGRPOConfig, model: ModelConfig, stack: ExitStack
@@ -123,8 +146,9 @@ class AgentArguments(DataAndEnvironment):
             folder_reward = folder_rewards[0]
             rewards = None
         program = self.build_program(folder_reward)
-        # The file of the tasks may hold answers, which the agent must not read.
-        program.keep_private([self.dataset] if self.dataset else [])
+        # The files of the tasks may hold answers, which the agent must not read.
+        files = [self.dataset] if self.dataset else []
+        program.keep_private([*files, *filter(is_user_data, self.eval_sets)])
         # The program and the model are checked before the rows are loaded.
         check_before_loading(args, model, program)
         arguments = self.trainer_arguments(args, model, self.task)
@@ -163,3 +187,14 @@ class AgentArguments(DataAndEnvironment):
                 f"a reward that reads the work folder is part of {self.program}: "
                 "CommandProgram(..., reward=...)"
             )
+
+
+def _sample(
+    rows: Sequence[dict[str, Any]], n: int | None, seed: int, option: str
+) -> list[dict[str, Any]]:
+    """At most `n` of the rows. Raises `ValueError` if there are fewer."""
+    if n is None:
+        return list(rows)
+    if not 1 <= n <= len(rows):
+        raise ValueError(f"{option} {n}: the file has {len(rows)} rows")
+    return random.Random(seed).sample(rows, n)

@@ -144,7 +144,7 @@ def _read_part(
 
         # The source's own id, or else the row's number.
         row_id = row.get(part.reader.id)
-        if is_missing(row_id):
+        if is_missing(row_id) or not value_text(row_id).strip():
             row_id = f"{id_prefix}-{first_number + number}"
         record = {
             "id": value_text(row_id),

@@ -204,7 +204,8 @@ def _restore_rollouts(
     # The rows by id and by question, where the caller has passed the dataset.
     rows_by_key: dict[tuple[str, str], Mapping[str, Any]] = {}
     for row in rows or ():
-        if row.get("id") is not None:
+        # An empty cell of a spreadsheet is no id.
+        if row.get("id") not in (None, ""):
             rows_by_key.setdefault(("id", str(row["id"])), row)
         rows_by_key.setdefault(("question", question_text(row)), row)
 

@@ -103,7 +103,7 @@ def _describe_meta(name: str, meta: object) -> str:
             f". load_task keeps a further column of a file only if it is named, in `meta`: "
             f"columns={{{name!r}: {name!r}}} (--columns {name}={name}), and the reward takes `meta` "
             f"and reads json.loads(meta[i])[{name!r}]; a Dataset or a list of dicts of your own keeps "
-            "all, and so does a .jsonl file of `train agent`"
+            "all, and so does a file of `train agent`"
         )
     # `load_task` writes `meta` as JSON; rows of the user's own may have a dict.
     access = f"json.loads(meta[i])[{name!r}]" if is_json else f"meta[i][{name!r}]"

@@ -1,0 +1,150 @@
+"""One file means the same rows to all commands, whatever its format and its further columns."""
+
+import json
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+
+from agentic_prompting.cli import headroom
+from agentic_prompting.cli.check_env import CheckEnvOptions
+from agentic_prompting.cli.evaluate import EvaluateOptions
+from agentic_prompting.cli.headroom_options import HeadroomOptions
+from agentic_prompting.cli.own_rows import has_labels, join_columns, read_own_rows
+from agentic_prompting.cli.rescore import RescoreOptions, _load_own_rows
+from agentic_prompting.cli.train_agent import AgentArguments
+from agentic_prompting.data import load_task
+
+ROWS = [
+    {"question": f"What is {n} + {n}?", "answer": str(2 * n), "task": f"task {n}", "level": str(n)}
+    for n in range(10)
+]
+
+
+def write_csv(path, rows, separator=";", start="\ufeff"):
+    names = list(rows[0])
+    lines = [separator.join(names)] + [separator.join(row[name] for name in names) for row in rows]
+    path.write_text(start + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_json_lines(path, rows):
+    path.write_text("\ufeff" + "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_json(path, rows):
+    path.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+
+
+WRITERS = {
+    "rows.csv": write_csv,
+    "rows.jsonl": write_json_lines,
+    "rows.json": write_json,
+    "ROWS.JSONL": write_json_lines,
+}
+
+
+@pytest.fixture(params=WRITERS)
+def file(request, tmp_path):
+    path = tmp_path / request.param
+    WRITERS[request.param](path, ROWS)
+    return str(path)
+
+
+def test_all_commands_give_a_program_the_same_rows(file):
+    """Its further columns were there in some commands, and for some formats."""
+    options = {"dataset": file, "held_out": 0.3}
+    agent = AgentArguments(**options)
+    expected = agent.load_held_out("", 0)
+    assert len(expected) == 3 and len(agent.load("", 0)) == 7
+    for row in expected:
+        (own,) = [own for own in ROWS if own["question"] == row["question"]]
+        assert row["answers"] == [own["answer"]]
+        assert (row["task"], row["level"]) == (own["task"], own["level"])
+    evaluated = EvaluateOptions(**options)
+    assert evaluated.add_file_columns(evaluated.load_for_evaluation("")) == expected
+    for command in (CheckEnvOptions, HeadroomOptions, RescoreOptions):
+        rows = command(**options)
+        assert rows.add_file_columns(rows.load("", 0)) == agent.load("", 0)
+    assert _load_own_rows(RescoreOptions(**options)) == agent.load("", 0)
+
+
+def test_headroom_measures_a_program_on_its_rows(file, monkeypatch):
+    environment = SimpleNamespace(play_episode=print)
+    monkeypatch.setattr(HeadroomOptions, "open_environment", lambda *_: environment)
+    monkeypatch.setattr(headroom, "_load_untrained", lambda *_: None)
+    options = HeadroomOptions(dataset=file, untrained="m", environment="a:b")
+    with ExitStack() as stack:
+        parts = headroom._connect_parts(options, stack)
+    assert parts["rows"] == AgentArguments(dataset=file).load("", 0)
+
+
+def test_columns_of_a_program_may_be_renamed(file):
+    options = AgentArguments(
+        dataset=file, columns="question=question,answer=answer,difficulty=level"
+    )
+    assert [row["difficulty"] for row in options.load("", 0)] == [str(n) for n in range(10)]
+
+
+def test_task_rows_are_a_sample_in_every_command(file):
+    agent = AgentArguments(dataset=file, task_rows=4)
+    others = CheckEnvOptions(dataset=file, task_rows=4)
+    rows = agent.load("", 3)
+    assert rows == others.add_file_columns(others.load("", 3))
+    assert rows != agent.load("", 0)
+
+
+def test_evaluation_tasks_keep_their_columns(file):
+    rows = AgentArguments(dataset=file, eval_task=file, eval_task_rows=5).load_held_out("", 0)
+    assert len(rows) == 5 and all(row["level"] for row in rows)
+    assert AgentArguments(dataset=file).load_held_out("", 0) is None
+
+
+def test_tasks_without_answers_stay_as_they_are(tmp_path):
+    """A program may judge its answers itself."""
+    file = tmp_path / "tasks.jsonl"
+    write_json_lines(file, [{"issue": f"bug {n}", "tests": {}} for n in range(5)])
+    options = {"dataset": str(file), "eval_task": str(file)}
+    agent = AgentArguments(**options)
+    assert agent.load("", 0) == [{"issue": f"bug {n}", "tests": {}} for n in range(5)]
+    assert agent.load_held_out("", 0) == agent.load("", 0)
+    agent = AgentArguments(**options, task_rows=2, columns="question=issue")
+    assert all(row["question"] == row["issue"] for row in agent.load("", 0))
+    assert len(agent.load("", 0)) == 2
+    with pytest.raises(ValueError, match="has 5 rows"):
+        AgentArguments(**options, task_rows=6).load("", 0)
+    with pytest.raises(ValueError, match="held-out"):
+        AgentArguments(dataset=str(file), held_out=0.5).load("", 0)
+
+
+def test_what_load_task_keeps_has_labels():
+    assert has_labels([{"question": "q", "answers": ["a"]}, {"question": "q", "answer": 0}])
+    for row in (
+        {"question": "q", "answers": []},
+        {"question": "q", "answer": None},
+        {"question": None, "answer": "a"},
+        {"prompt": "q", "answer": "a"},
+    ):
+        assert not has_labels([row])
+
+
+def test_dropped_rows_do_not_shift_the_others(tmp_path):
+    file = tmp_path / "rows.csv"
+    write_csv(file, [ROWS[0], {**ROWS[1], "answer": ""}, ROWS[2]])
+    rows = join_columns(load_task(str(file)), read_own_rows(str(file), {}))
+    assert [row["level"] for row in rows] == ["0", "2"]
+
+
+def test_the_agent_sees_no_file_of_tasks(file, monkeypatch):
+    """Those of the evaluation hold answers, too."""
+    seen = []
+
+    class Program:
+        def keep_private(self, paths):
+            seen.extend(paths)
+            raise InterruptedError
+
+    agent = AgentArguments(program="a:b", dataset=file, eval_task=f"gsm8k/test,{file}")
+    monkeypatch.setattr(AgentArguments, "build_program", lambda *_: Program())
+    with ExitStack() as stack, pytest.raises(InterruptedError):
+        agent.build_trainer(None, None, stack)
+    assert seen == [file, file]

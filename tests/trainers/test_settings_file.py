@@ -2,9 +2,10 @@
 
 import json
 
+from datasets import Dataset
 from peft import LoraConfig
 
-from agentic_prompting.trainers.settings_file import SETTINGS_FILE, RunSettings
+from agentic_prompting.trainers.settings_file import SETTINGS_FILE, RunSettings, describe_inputs
 from support.training import trainer_for
 
 
@@ -34,3 +35,48 @@ def test_weights_without_adapter_have_none(tiny_policy, rows, tmp_path):
     # Without records there is no pilot.
     trainer_for(tiny_policy, tmp_path / "b", rows, max_steps=1, rollouts_max_mb=0).train()
     assert not (tmp_path / "b" / SETTINGS_FILE).exists()
+
+
+def test_a_resume_with_other_rows_is_warned_of(tiny_policy, rows, tmp_path, caplog):
+    """It trains on, because that may be wanted, but logs and records mix both."""
+
+    def resume(rows, steps, **options):
+        trainer = trainer_for(
+            tiny_policy,
+            tmp_path,
+            rows,
+            options=options,
+            max_steps=steps,
+            save_strategy="steps",
+            save_steps=1,
+        )
+        trainer.train(resume_from_checkpoint=True)
+
+    resume(rows, 1)
+    resume(rows, 2)
+    assert "after a change" not in caplog.text
+    changed = rows.map(lambda row: {"answers": [*row["answers"], "another"]})
+    resume(changed, 3)
+    assert caplog.text.count("resumed after a change of the training rows") == 1
+    caplog.clear()
+    resume(changed, 4)
+    assert "after a change" not in caplog.text
+
+
+def test_edited_code_is_another_input(tmp_path):
+    file = tmp_path / "my_reward.py"
+
+    def describe(text):
+        file.write_text(text)
+        names = {"__name__": "my_reward"}
+        exec(compile(text, str(file), "exec"), names)
+        return describe_inputs(Dataset.from_list([{"question": "q"}]), [names["reward"]], None)
+
+    code = "def reward(completions, **columns):\n    return [1.0] * len(completions)\n"
+    first = describe(code)
+    assert describe("# A remark.\n" + code) == first
+    changed = describe(code.replace("1.0", "0.5"))
+    assert {name for name in first if first[name] != changed[name]} == {
+        "the code of a reward function"
+    }
+    assert "the code of the environment" not in first

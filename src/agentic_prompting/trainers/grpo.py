@@ -103,7 +103,7 @@ from .rollouts import (
     RolloutPlayer,
     RowPrompts,
 )
-from .settings_file import SettingsFile
+from .settings_file import SettingsFile, describe_inputs
 from .setup import (
     adapt_args,
     add_stop_texts,
@@ -402,7 +402,12 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         if self.args.rollouts_max_mb:
             self.add_callback(LogFile(rollout_log.folder, run_id))
             has_length = hasattr(self.train_dataset, "__len__")  # not a streamed dataset
-            self.add_callback(SettingsFile(len(self.train_dataset) if has_length else None))
+            row_count = len(self.train_dataset) if has_length else None
+
+            def find_inputs() -> dict[str, str]:
+                return describe_inputs(self.train_dataset, self._reward_functions, self.environment)
+
+            self.add_callback(SettingsFile(row_count, find_inputs))
 
     @property
     def policy(self) -> Policy:

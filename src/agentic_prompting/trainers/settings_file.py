@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset, IterableDataset
 from peft import PeftConfig
 from transformers import (
     PreTrainedModel,
@@ -22,9 +23,13 @@ from transformers import (
 )
 
 from ..llm.masking import mask_secrets
-from ..records import atomic_write
+from ..records import atomic_write, digest
+from ..rollout import Environment, Environments
+from ..versions import code_version, combine_versions, row_version
 
 logger = logging.getLogger(__name__)
+
+_MAX_ROWS = 10_000
 
 SETTINGS_FILE = Path("rollouts") / "settings.json"
 """The file in a run's folder."""
@@ -40,6 +45,7 @@ class RunSettings:
         rows (`int`, *optional*): Rows of the training data; `None` if they were streamed.
         processes (`int`): Processes that trained.
         peft (`dict[str, Any]`, *optional*): The adapter's configuration, if one was trained.
+        inputs (`dict[str, str]`): Digests of [`describe_inputs`]; older files have none.
     """
 
     args: Mapping[str, Any]
@@ -47,6 +53,7 @@ class RunSettings:
     rows: int | None
     processes: int
     peft: Mapping[str, Any] | None = None
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, run: str | Path) -> RunSettings:
@@ -79,15 +86,47 @@ class RunSettings:
         return None if self.peft is None else PeftConfig.from_peft_type(**self.peft)
 
 
+def describe_inputs(
+    rows: Dataset | IterableDataset,
+    reward_functions: Sequence[object],
+    environment: Environment | None,
+) -> dict[str, str]:
+    """Return a digest of each part that a run learns from, by its name for a warning.
+
+    Streamed rows, and code that is not the user's, have none.
+    """
+    environments: list[Environment | None] = [environment]
+    if isinstance(environment, Environments):
+        environments = list(environment.by_name.values())
+    versions = {
+        "the code of a reward function": combine_versions(map(code_version, reward_functions)),
+        "the code of the environment": combine_versions(
+            code_version(part.described_by) for part in environments if part is not None
+        ),
+    }
+    if isinstance(rows, Dataset):
+        # A sample of them, because a data set may be large.
+        numbers = range(0, len(rows), max(1, len(rows) // _MAX_ROWS))
+        sample = rows.select(numbers)
+        columns = [name for name in ("prompt", "question", "answers") if name in rows.column_names]
+        contents = [row_version(row, columns) for row in sample.select_columns(columns)]
+        versions["the training rows"] = digest([len(rows), contents])
+    return {name: version for name, version in versions.items() if version is not None}
+
+
 class SettingsFile(TrainerCallback):
     """Writes [`RunSettings`] when training begins.
 
+    If a run is resumed with other rows or other code than the file says, a warning is logged.
+
     Args:
         rows (`int`, *optional*): Rows of the training data.
+        find_inputs (`Callable`, *optional*): Returns the digests of [`describe_inputs`].
     """
 
-    def __init__(self, rows: int | None):
+    def __init__(self, rows: int | None, find_inputs: Callable[[], Mapping[str, str]] = dict):
         self.rows = rows
+        self.find_inputs = find_inputs
 
     def on_train_begin(
         self,
@@ -99,6 +138,9 @@ class SettingsFile(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero or model is None:
             return
+        inputs = self.find_inputs()
+        if state.global_step:
+            _warn_of_changes(args.output_dir, inputs)
         # An adapter has the settings of its base, and those of its own.
         adapter = getattr(model, "peft_config", {}).get("default")
         settings = RunSettings(
@@ -107,12 +149,30 @@ class SettingsFile(TrainerCallback):
             rows=self.rows,
             processes=args.world_size,
             peft=adapter.to_dict() if isinstance(adapter, PeftConfig) else None,
+            inputs=inputs,
         )
         # Only `plan` reads the file: a full disk must not end the run.
         try:
             settings.write(args.output_dir)
         except OSError as error:
             logger.warning("the settings of this run are not recorded: %s", error)
+
+
+def _warn_of_changes(run: str, inputs: Mapping[str, str]) -> None:
+    """Log one warning if a resumed run learns from something else than before."""
+    try:
+        saved_inputs = RunSettings.read(run).inputs
+    except (OSError, ValueError):
+        return  # of an older version, or damaged
+    changes = [
+        name for name in inputs if name in saved_inputs and saved_inputs[name] != inputs[name]
+    ]
+    if changes:
+        logger.warning(
+            "this run is resumed after a change of %s: its steps so far were trained without the "
+            "change, and its logs and rollouts mix both. For a run of its own use another output_dir",
+            " and ".join(changes),
+        )
 
 
 def _to_json(value: object) -> object:

@@ -361,6 +361,19 @@ def test_an_environment_that_exits_fails_its_request_alone(serve, kind):
     assert ask(address).choices[0].message.content == "Nairobi"
 
 
+def test_an_error_in_the_operators_code_is_told_to_the_log_alone(serve, caplog):
+    def broken(messages):
+        raise KeyError("private detail")
+
+    address = serve(as_chat(broken), timeout=10)
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(address)
+    body = str(caught.value.body)
+    assert caught.value.status_code == 502 and "KeyError" in body
+    assert ".py" not in body and "private detail" not in body
+    assert "private detail" in caplog.text and __file__ in caplog.text
+
+
 def test_health_is_red_once_the_event_loop_has_ended(serve, monkeypatch):
     monkeypatch.setattr(loop_module, "_current", None)
     address = serve()

@@ -21,6 +21,7 @@ import inspect
 import itertools
 import logging
 import os
+import re
 import sysconfig
 import threading
 import time
@@ -51,6 +52,9 @@ _FIRST_WARNING = 30.0  # seconds of a call; the next warning follows after twice
 _TICK = 1.0  # seconds between two looks at the calls
 _BLOCKED = 5.0  # seconds of silence after which an event loop counts as blocked
 _GRACE = 5.0  # seconds that a cancelled step has for its clean-up
+
+# ` (shop.py:7 in price)` or ` (shop.py:12)`
+_PLACE = re.compile(r" \([^()]*:\d+(?: in [^()]+)?\)")
 
 # Where the code of this package and of installed libraries lies.
 _PACKAGE_FOLDER = str(Path(__file__).parents[1])
@@ -162,6 +166,11 @@ def raised_in(error: BaseException) -> str:
             return ""
         return f" ({frame.filename}:{frame.lineno} in {frame.name})"
     return ""
+
+
+def without_places(text: str) -> str:
+    """Return a message without the places in code that [`raised_in`] and [`place_of`] write."""
+    return _PLACE.sub("", text)
 
 
 def traceback_of(error: BaseException | None) -> str:

@@ -20,6 +20,7 @@ from ..llm import (
     Unreachable,
     charge,
 )
+from ..llm.guard import traceback_of, without_places
 from ..llm.loop import LoopEnded, start
 from ..llm.spans import under
 from ..programs import Refusal
@@ -189,7 +190,16 @@ def _to_refusal(error: LLMError) -> Refusal:
     # Anything else is a failure of a model or tool that the agent calls. Only the log says where.
     logger.warning("%s: %s", error.kind, error)
     status = 503 if isinstance(error, _UNAVAILABLE) else 502
-    return Refusal(status, error.message, error.kind)
+    return Refusal(status, _message_for_client(error), error.kind)
+
+
+def _message_for_client(error: LLMError) -> str:
+    """A failure in general words: without the text of an exception of the operator's code, and without its place."""
+    message = error.message
+    # Such a failure has a note with the traceback; the class of the exception is in its first words.
+    if traceback_of(error):
+        message = message.partition(": ")[0]
+    return without_places(message)
 
 
 def agent_service(

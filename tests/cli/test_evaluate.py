@@ -336,6 +336,13 @@ def test_no_program_of_the_current_folder_is_run(run, tmp_path, monkeypatch, ins
     assert status == 2 and ("rows.jsonl" in err) == (installed_from != "nowhere"), err
 
 
+def test_a_refused_table_names_no_line_of_ours(run, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "paper_tables", raising=False)
+    (tmp_path / "table.yaml").write_text(TABLE.replace("prompted", "promptd"))
+    status, _, err = run("evaluate", "--config", tmp_path / "table.yaml")
+    assert status == 2 and "'promptd'" in err and ".py" not in err
+
+
 POOL = """
 from agentic_prompting.environments import Worker, Workers
 

@@ -57,7 +57,7 @@ _GRACE = 5.0  # seconds that a cancelled step has for its clean-up
 _PLACE = re.compile(r" \([^()]*:\d+(?: in [^()]+)?\)")
 
 # Where the code of this package and of installed libraries lies.
-_PACKAGE_FOLDER = str(Path(__file__).parents[1])
+_package_folders = [str(Path(__file__).parents[1])]
 _LIBRARY_FOLDERS = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
@@ -141,7 +141,7 @@ def failure_of(error_class: Callable[[str], E], name: str, error: BaseException)
     frames = [
         frame
         for frame in traceback.extract_tb(original.__traceback__)
-        if not frame.filename.startswith(_PACKAGE_FOLDER)
+        if not frame.filename.startswith(tuple(_package_folders))
     ]
     lines = [
         "Traceback (most recent call last):\n",
@@ -150,6 +150,16 @@ def failure_of(error_class: Callable[[str], E], name: str, error: BaseException)
     ]
     failure.add_note(mask_secrets("".join(lines)))
     return failure
+
+
+def count_as_package(folder: Path) -> None:
+    """Take the code in a folder for that of this package: an error that it raises is no user's.
+
+    Args:
+        folder (`Path`): The folder, with code that is imported from outside of the package.
+    """
+    if str(folder) not in _package_folders:
+        _package_folders.append(str(folder))
 
 
 def raised_in(error: BaseException) -> str:
@@ -162,7 +172,7 @@ def raised_in(error: BaseException) -> str:
         # Skip the libraries that the user's code has called.
         if frame.filename.startswith((*_LIBRARY_FOLDERS, "<frozen")):
             continue
-        if frame.filename.startswith(_PACKAGE_FOLDER):
+        if frame.filename.startswith(tuple(_package_folders)):
             return ""
         return f" ({frame.filename}:{frame.lineno} in {frame.name})"
     return ""

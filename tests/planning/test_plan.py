@@ -4,6 +4,7 @@ import importlib
 import inspect
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,11 @@ def test_what_fits(made):
     assert made.options == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
     assert "per_device_train_batch_size: 4" in str(made) and "not measured on a GPU" in str(made)
     assert json.loads(json.dumps(made.to_json()))["fits"]
+
+
+def test_a_moment_without_large_parts_lists_none(made):
+    small = replace(made, moments={PASSES: {"weights": 0.01}}, batch=1)
+    assert "()" not in str(small) and "1 rollout of" in str(small)
 
 
 def test_a_step_that_fails_is_a_sentence():

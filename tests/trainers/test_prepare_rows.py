@@ -49,3 +49,10 @@ def test_a_rows_own_system_message_is_warned_of_once(caplog):
         warn_of_unused_system_prompt(spec, [Dataset.from_list([{"prompt": prompt}])])
     warn_of_unused_system_prompt(spec, [Dataset.from_list([{"question": "q"}])])
     assert not caplog.records
+
+
+@pytest.mark.parametrize("column", ["rollout", "completions"])
+def test_a_column_that_rewards_would_not_get_is_refused(column):
+    rows = Dataset.from_list([{"question": "q", column: "mine"}])
+    with pytest.raises(ValueError, match=f"column '{column}'.*rename"):
+        check_dataset(rows, [], None)

@@ -33,7 +33,11 @@ from ..llm import (
 from ..llm.loop import in_parallel
 from ..records import atomic_write, digest, only_writer
 from ..rewards.answer_checks import check_answers_of_rows
-from ..rewards.reward_columns import check_columns, required_columns
+from ..rewards.reward_columns import (
+    check_columns,
+    refuse_reserved_columns,
+    required_columns,
+)
 from ..rollout import AgentSpec, Grammar
 from ..versions import code_version, row_version
 from .generation import (
@@ -450,6 +454,8 @@ class Evolution:
         columns: dict[str, Any] = {}
         for row in self.rows:
             columns.update(row)
+        # The names under which `score` passes what it has made itself.
+        refuse_reserved_columns({"prompts", "completions", "rollout"} & columns.keys())
         check_columns(reward, columns)
         check_answers_of_rows(reward, self.rows)
         check_answers_of_rows(reward, self.eval_rows)

@@ -12,6 +12,7 @@ import yaml
 from peft import LoraConfig, PeftConfig
 from transformers import PretrainedConfig
 
+from ..llm.numbers import count_in_words
 from ..trainers import MultiTurnGRPOConfig
 from .layout import FRAGMENTATION, SAMPLING, UNMEASURED, Layout, Moments
 from .measured_step import MeasuredStep, TrainingJob
@@ -95,16 +96,18 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.model}: {_count_in_words(self.parameters)} parameters, "
-            f"{_count_in_words(self.trained)} trained; {self.layout}",
-            f"GiB on one GPU, {self.batch} rollouts of {self.context} tokens in a micro-batch:",
+            f"{self.model}: {_parameters_in_words(self.parameters)} parameters, "
+            f"{_parameters_in_words(self.trained)} trained; {self.layout}",
+            f"GiB on one GPU, {count_in_words(self.batch, 'rollout')} of {self.context} tokens in a micro-batch:",
         ]
 
         # Memory by moment and part.
         for moment, parts in self.moments.items():
             sizes = [f"{part} {size:.1f}" for part, size in parts.items() if size >= 0.05]
             total = sum(parts.values())
-            lines.append(f"  {moment + ':':29}{total:6.1f}  ({', '.join(sizes)})")
+            line = f"  {moment + ':':29}{total:6.1f}"
+            # Parts that are too small for a tenth are not listed.
+            lines.append(f"{line}  ({', '.join(sizes)})" if sizes else line)
         lines.append(self.verdict)
 
         # The largest sizes that fit, and the options to set.
@@ -124,7 +127,7 @@ class Plan:
         return "\n".join(lines)
 
 
-def _count_in_words(parameters: int) -> str:
+def _parameters_in_words(parameters: int) -> str:
     """A number of parameters, in billions or in millions."""
     if parameters >= 1e8:
         return f"{parameters / 1e9:.2f} billion"

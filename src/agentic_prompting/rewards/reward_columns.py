@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..llm.guard import place_of
@@ -47,6 +47,23 @@ def check_columns(function: Callable[..., Any], row: Mapping[str, Any]) -> None:
                 f"the reward function {place_of(function)} needs the column {name!r}; the rows "
                 f"have: {', '.join(row)}{_describe_meta(name, row.get('meta'))}"
             )
+
+
+def refuse_reserved_columns(names: Iterable[str]) -> None:
+    """Refuse columns of the dataset that reward functions would not get.
+
+    Args:
+        names (`Iterable[str]`): The names of all columns.
+
+    Raises:
+        `ValueError`: The trainer passes something else to them under such a name.
+    """
+    reserved = [name for name in names if name in REWARD_ARGUMENTS]
+    if reserved:
+        raise ValueError(
+            f"the rows have the column {reserved[0]!r}, but reward functions get something else "
+            f"under this name: rename it, for example to 'my_{reserved[0]}'"
+        )
 
 
 def check_keywords(function: Callable[..., Any]) -> None:

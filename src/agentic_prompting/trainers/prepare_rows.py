@@ -20,7 +20,12 @@ from transformers.trainer_utils import IntervalStrategy
 from ..data import validate_dataset
 from ..data.validation import select_columns
 from ..rewards.answer_checks import check_answers_of_rows
-from ..rewards.reward_columns import check_columns, check_keywords, required_columns
+from ..rewards.reward_columns import (
+    check_columns,
+    check_keywords,
+    refuse_reserved_columns,
+    required_columns,
+)
 from ..rollout import AgentSpec, Environment, Environments
 from .config import MultiTurnGRPOConfig
 from .reward_functions import RewardFunction, check_group_sizes
@@ -156,7 +161,7 @@ def check_dataset(
 
     Raises:
         `ValueError`: If the rows have neither a question nor a prompt, if they lack a column that
-            a reward function needs, if a reward function has no `**kwargs` for the other arguments,
+            a reward function needs or have one that it would not get, if a reward function has no `**kwargs` for the other arguments,
             or if the rows have a prompt of their own, so that the template would be ignored.
     """
     # Rows with a prompt of their own need no question.
@@ -165,6 +170,7 @@ def check_dataset(
 
     if prompt_column == "prompt":
         _check_prompts(dataset)
+    refuse_reserved_columns(getattr(dataset, "column_names", None) or ())
 
     for function in reward_functions:
         # A reward model reads the completions alone.

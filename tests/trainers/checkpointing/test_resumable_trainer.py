@@ -292,11 +292,17 @@ def test_overwrite_keeps_the_old_run_beside_the_new_one(tiny_policy, rows, tmp_p
     assert folders(folder) == ["checkpoint-1"]
 
 
-def test_evaluating_first_is_no_second_run(tiny_policy, rows, tmp_path):
+def test_evaluating_first_is_no_second_run(tiny_policy, rows, tmp_path, caplog):
     trainer = trainer_for(tiny_policy, tmp_path, rows, max_steps=1)
     trainer.evaluate(rows.select(range(2)))
     trainer.train()
     assert trainer.state.global_step == 1
+    assert "another run" not in caplog.text
+    # The second start of such a script is warned before its evaluation has been played.
+    again = trainer_for(tiny_policy, tmp_path, rows, max_steps=1)
+    again._generate_and_score_completions = lambda rows: pytest.fail(caplog.text)
+    with pytest.raises(pytest.fail.Exception, match=REFUSED):
+        again.evaluate(rows.select(range(2)))
 
 
 def test_without_our_file_it_goes_on_and_says_so(tiny_policy, rows, tmp_path, caplog):

@@ -189,6 +189,14 @@ class ResumableGRPOTrainer(GRPOTrainer):
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """As [`~trl.GRPOTrainer`]'s."""
+        # Only `train` can refuse the folder, because it may be called to resume the run there.
+        is_first = not self._has_trained and not self._has_evaluated
+        is_second_run = self._had_other_run and not read_resume_option(self.args)
+        if is_first and is_second_run and self.accelerator.is_main_process:
+            logger.warning(
+                "%s. This evaluation is played, but train() is refused otherwise",
+                second_run_message(Path(self.args.output_dir)),
+            )
         self._has_evaluated = True
         return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 

@@ -84,8 +84,20 @@ def espl(policy, folder, rows, **changes):
 # --- the card --------------------------------------------------------------------------------------------------------
 
 
+def test_the_card_of_the_sandboxs_policy_says_so(tiny_policy, rows, tmp_path):
+    """In whatever environment it is trained."""
+    prompt_r1(tiny_policy, tmp_path / "out", rows).create_model_card()
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert "| sandbox or real | sandbox |" in card.content and "sandbox" in card.data.tags
+
+
 def test_the_card_of_a_real_run(tiny_policy, rows, tmp_path):
-    trainer = prompt_r1(tiny_policy, tmp_path / "hotpot", rows)
+    # The policy of these tests is the sandbox's, whose mark is taken off.
+    policy = shutil.copytree(tiny_policy, tmp_path / "policy")
+    config = json.loads((policy / "config.json").read_text())
+    assert config.pop("sandbox_policy")
+    (policy / "config.json").write_text(json.dumps(config))
+    trainer = prompt_r1(policy, tmp_path / "hotpot", rows)
     trainer.save_model()
     card = ModelCard.load(tmp_path / "hotpot" / "README.md")
     assert {"prompt-r1", "grpo", "trl", "agentic-prompting"} <= set(card.data.tags)

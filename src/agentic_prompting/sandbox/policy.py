@@ -121,6 +121,8 @@ def build_policy(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForC
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
+        # A mark in `config.json`, for the model card of whatever the policy is trained in.
+        sandbox_policy=True,
     )
     # Draw the weights by the seed, and leave the run's own random state as it is.
     with torch.random.fork_rng():

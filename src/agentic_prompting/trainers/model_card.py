@@ -69,6 +69,7 @@ SANDBOX_NOTE = (
     "A tiny policy of 390,000 parameters in a small world with scripted models in the large LLM's "
     "place."
 )
+POLICY_NOTE = "The policy is the sandbox's own, of 390,000 parameters and a few hundred words."
 SCRIPTED_NOTE = "A scripted stand-in took the large LLM's place."
 
 
@@ -292,6 +293,9 @@ def sandbox_note_of(agent: TrainedAgent) -> str | None:
         return SANDBOX_NOTE
     if any(isinstance(part, ScriptedChat) for part in parts):
         return SCRIPTED_NOTE
+    # Its own policy may be trained in any environment.
+    if getattr(agent.model.config, "sandbox_policy", False):
+        return POLICY_NOTE
     return None
 
 

@@ -54,6 +54,18 @@ def test_entries_of_another_run_are_put_aside_and_counted(tmp_path, caplog, chan
     )
 
 
+def test_replies_of_edited_code_are_put_aside(tmp_path, caplog):
+    path = tmp_path / "groups.jsonl"
+    code = {"environment_code": "a"}
+    write(path, identity={**IDENTITY, **code})
+    assert resumed(path, {**IDENTITY, **code})[1]
+    assert not resumed(path, {**IDENTITY, "environment_code": "b"})[1]
+    assert "environment_code" in caplog.text
+    # A file of an older version does not say, and is used.
+    write(tmp_path / "old.jsonl")
+    assert resumed(tmp_path / "old.jsonl", {**IDENTITY, **code})[1]
+
+
 def test_groups_of_a_refused_checkpoint_are_counted(tmp_path, caplog):
     """There is no file, so the warning speaks of none that is kept."""
     groups = [{"group": 4}, {"group": 5}, {"group": 6}]

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from ...records import RecordFile, atomic_write
 from .episode_log import observation_from_json, sample_from_json
+from .run_identity import ENVIRONMENT_CODE
 
 logger = logging.getLogger(__name__)
 
@@ -258,7 +259,9 @@ class InFlightFile:
             return False
 
     def _changed_settings(self, identity: Mapping[str, Any]) -> set[str]:
-        return {name for name in self.identity if identity.get(name) != self.identity[name]}
+        changed = {name for name in self.identity if identity.get(name) != self.identity[name]}
+        # Files of older versions do not say which code their replies are from.
+        return changed if ENVIRONMENT_CODE in identity else changed - {ENVIRONMENT_CODE}
 
     def _put_aside(self, group_count: int, changes: Sequence[str]) -> None:
         """Move the entries to a file beside this one, and begin without any.

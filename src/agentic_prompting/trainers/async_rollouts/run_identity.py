@@ -10,7 +10,11 @@ from typing import Any
 import torch
 
 from ...rollout import AgentSpec, Environment, Limits
+from ...versions import code_version, combine_versions
 from ..config import MultiTurnGRPOConfig
+
+ENVIRONMENT_CODE = "environment_code"
+"""The setting that files of older versions lack."""
 
 
 def describe_run(
@@ -65,6 +69,10 @@ def describe_run(
     # Left out if there are none, as in logs that were written before there were any.
     if environment is not None and environment.identity:
         description["environment_settings"] = dict(environment.identity)
+    # Replies of an environment of the user's own hold for its code. The library's has none here.
+    code = combine_versions(code_version(part.described_by) for part in environments)
+    if code is not None:
+        description[ENVIRONMENT_CODE] = code
     return description
 
 

@@ -13,6 +13,7 @@ from agentic_prompting.evaluation.systems import Row, answer_of_replies
 from agentic_prompting.llm import (
     BudgetExceeded,
     ChatModel,
+    LLMError,
     Message,
     ReplayCache,
     Reply,
@@ -80,11 +81,16 @@ class CallCount:
 
     Args:
         most (`int`, *optional*): The number of calls that may be made; any number by default.
+
+    Attributes:
+        end ([`LLMError`], *optional*): A fatal failure, such as a spent budget or a rejected key: no further call is
+            made.
     """
 
     def __init__(self, most: int | None = None):
         self.most = most
         self.calls = 0
+        self.end: LLMError | None = None
         self._lock = threading.Lock()
 
     def take(self) -> bool:
@@ -97,6 +103,8 @@ class CallCount:
 
     def affords(self, calls: int) -> bool:
         """Whether `calls` more may be made."""
+        if self.end is not None:
+            return False
         return self.most is None or self.calls + calls <= self.most
 
 
@@ -128,13 +136,19 @@ class MeteredChat:
         **sampling: Any,
     ) -> Reply:
         """See [`ChatModel`]."""
+        if self.count.end is not None:
+            return Reply(error=self.count.end)
         if not self.count.take():
             return Reply(error=BudgetExceeded(f"all {self.count.most} calls are used", attempts=0))
-        if self.cache is None:
-            return await as_chat(self.chat)(messages, repeat=repeat, session=session, **sampling)
-        key = self.cache.key(str(self.model), messages, sampling, repeat)
-        reply = self.cache.get(key)
-        if reply is None:
-            reply = await as_chat(self.chat)(messages, repeat=repeat, session=session, **sampling)
+        key = None
+        if self.cache is not None:
+            key = self.cache.key(str(self.model), messages, sampling, repeat)
+            cached_reply = self.cache.get(key)
+            if cached_reply is not None:
+                return cached_reply
+        reply = await as_chat(self.chat)(messages, repeat=repeat, session=session, **sampling)
+        if self.cache is not None and key is not None:
             self.cache.put(key, reply)
+        if reply.error is not None and reply.error.fatal:
+            self.count.end = self.count.end or reply.error
         return reply

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from agentic_prompting.evolution import EvolveConfig
-from agentic_prompting.llm import LLMError, ReplayCache, ScriptedChat, ServerFailed
+from agentic_prompting.llm import (
+    LLMError,
+    Misconfigured,
+    ReplayCache,
+    Reply,
+    ScriptedChat,
+    ServerFailed,
+)
 from paper_tables.optimise import OPTIMISERS, Objective, optimise_espl, optimise_opro
 from paper_tables.optimise.opro import read_instruction
 from paper_tables.sandbox import sandbox_models, sandbox_task
@@ -123,3 +130,33 @@ def test_textgrads_log_lies_in_a_private_folder(monkeypatch):
 def test_reading_an_instruction():
     assert read_instruction("<INS>a</INS> or <INS> b </INS>") == "b"
     assert read_instruction("none") == ""
+
+
+@pytest.mark.parametrize("name", ["opro", "gepa", "textgrad", "espl"])
+@pytest.mark.parametrize("role", ["model", "editor"])
+def test_a_search_that_was_cut_off_has_no_result(name, role):
+    """A table would save it, and the run that goes on would take it for what the optimiser found."""
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name], reason="in the extra [optimizers]")
+    rejected = Misconfigured("the key was rejected")
+    asked = []
+
+    def failing_later(model):
+        async def call(messages, **options):
+            asked.append(1)
+            return Reply(error=rejected) if len(asked) > 30 else await model(messages, **options)
+
+        return call
+
+    models = sandbox_models()
+    if role == "editor":
+        models["editor"] = ScriptedChat([rejected])
+    else:
+        models["model"] = failing_later(models["model"])
+    searched = objective(300, **models)
+    # The stand-in answers a question the same way each time: failures have to be looked at.
+    options = {"config": EvolveConfig(reflect_on="imperfect")} if name == "espl" else {}
+    with pytest.raises(LLMError, match="the key was rejected"):
+        OPTIMISERS[name](searched, CHAIN_OF_THOUGHT, **options)
+    # No call is made, or counted, after it.
+    assert searched.count.calls < 150 and len(asked) <= 31 + len(ROWS)

@@ -138,7 +138,14 @@ class Objective:
         return reply.text
 
     def found(self, prompt: str, score: float) -> Found:
-        """The result, with the calls made so far."""
+        """The result, with the calls made so far.
+
+        Raises:
+            [`LLMError`]: The search was ended by a spent budget, a rejected key or another fatal failure: what it had
+                found by then is not its result. The optimisers' packages go on after errors, so it is raised here.
+        """
+        if self.count.end is not None:
+            raise self.count.end
         return Found(prompt, score, self.count.calls)
 
 

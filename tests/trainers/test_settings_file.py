@@ -63,6 +63,27 @@ def test_a_resume_with_other_rows_is_warned_of(tiny_policy, rows, tmp_path, capl
     assert "after a change" not in caplog.text
 
 
+def test_a_resume_says_which_changed_arguments_have_no_effect(tiny_policy, rows, tmp_path, caplog):
+    """The learning rate is that of the checkpoint's schedule, as transformers restores it."""
+
+    def resume(steps, **changes):
+        options = {"max_steps": steps, "save_strategy": "steps", "save_steps": 1, **changes}
+        trainer = trainer_for(tiny_policy, tmp_path, rows, **options)
+        trainer.train(resume_from_checkpoint=True)
+        return [
+            entry["learning_rate"]
+            for entry in trainer.state.log_history
+            if "learning_rate" in entry
+        ]
+
+    constant = {"lr_scheduler_type": "constant", "logging_steps": 1}
+    resume(1, learning_rate=1e-3, **constant)
+    assert "no effect" not in caplog.text
+    rates = resume(2, learning_rate=1e-5, temperature=0.5, **constant)
+    assert "learning_rate 0.001 -> 1e-05 has no effect" in caplog.text and rates[-1] == 1e-3
+    assert "resumed with temperature 1.0 -> 0.5" in caplog.text
+
+
 def test_edited_code_is_another_input(tmp_path):
     file = tmp_path / "my_reward.py"
 

@@ -17,7 +17,7 @@ from ..llm.guard import count_as_package
 from ..records import digest
 from ..versions import file_version, weights_version
 from .example_files import CLONE, find_example, find_shared_folder
-from .hub import check_model, check_trained_agent, is_hub_reachable
+from .hub import check_model, check_trained_agent, find_model, is_hub_reachable
 from .loader import find_source_file, import_file, refuse_own_metrics, register_judge
 from .option_parser import OptionParser
 from .options import (
@@ -286,6 +286,7 @@ def _check_run(options: EvaluateOptions, run: Path) -> bool:
             "--program MODULE:NAME"
         )
     if options.base is not None:
+        options.base = find_model(options.base)
         check_model(options.base)
     # An environment of your own is always used: the free text of a program is not an answer by itself.
     return not answers_alone or options.environment is not None

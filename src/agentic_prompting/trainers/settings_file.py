@@ -31,6 +31,22 @@ logger = logging.getLogger(__name__)
 
 _MAX_ROWS = 10_000
 
+_LEARNING_ARGUMENTS = (
+    "learning_rate",
+    "lr_scheduler_type",
+    "num_generations",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "beta",
+    "loss_type",
+    "temperature",
+    "max_turns",
+    "max_completion_length",
+)
+"""Training arguments whose change makes another run of it. Further ones are not compared."""
+_SCHEDULE_ARGUMENTS = ("learning_rate", "lr_scheduler_type")
+"""Those that a resumed run takes from its checkpoint, unless that has the model alone."""
+
 SETTINGS_FILE = Path("rollouts") / "settings.json"
 """The file in a run's folder."""
 
@@ -117,7 +133,7 @@ def describe_inputs(
 class SettingsFile(TrainerCallback):
     """Writes [`RunSettings`] when training begins.
 
-    If a run is resumed with other rows or other code than the file says, a warning is logged.
+    If a run is resumed with other rows, other code or another learning rate than the file says, a warning is logged.
 
     Args:
         rows (`int`, *optional*): Rows of the training data.
@@ -140,7 +156,7 @@ class SettingsFile(TrainerCallback):
             return
         inputs = self.find_inputs()
         if state.global_step:
-            _warn_of_changes(args.output_dir, inputs)
+            _warn_of_changes(args, inputs)
         # An adapter has the settings of its base, and those of its own.
         adapter = getattr(model, "peft_config", {}).get("default")
         settings = RunSettings(
@@ -158,12 +174,14 @@ class SettingsFile(TrainerCallback):
             logger.warning("the settings of this run are not recorded: %s", error)
 
 
-def _warn_of_changes(run: str, inputs: Mapping[str, str]) -> None:
-    """Log one warning if a resumed run learns from something else than before."""
+def _warn_of_changes(args: TrainingArguments, inputs: Mapping[str, str]) -> None:
+    """Log a warning if a resumed run learns from something else than before, or in another way."""
     try:
-        saved_inputs = RunSettings.read(run).inputs
+        saved = RunSettings.read(args.output_dir)
     except (OSError, ValueError):
         return  # of an older version, or damaged
+    _warn_of_arguments(saved.args, args.to_dict())
+    saved_inputs = saved.inputs
     changes = [
         name for name in inputs if name in saved_inputs and saved_inputs[name] != inputs[name]
     ]
@@ -172,6 +190,30 @@ def _warn_of_changes(run: str, inputs: Mapping[str, str]) -> None:
             "this run is resumed after a change of %s: its steps so far were trained without the "
             "change, and its logs and rollouts mix both. For a run of its own use another output_dir",
             " and ".join(changes),
+        )
+
+
+def _warn_of_arguments(saved_args: Mapping[str, Any], args: Mapping[str, Any]) -> None:
+    """Log a warning for training arguments that are not as before, and say which of them have no effect."""
+    ignored = []
+    applied = []
+    for name in _LEARNING_ARGUMENTS:
+        if name not in saved_args or name not in args or saved_args[name] == args[name]:
+            continue
+        change = f"{name} {saved_args[name]} -> {args[name]}"
+        has_schedule = not saved_args.get("save_only_model")
+        is_ignored = name in _SCHEDULE_ARGUMENTS and has_schedule
+        (ignored if is_ignored else applied).append(change)
+    if ignored:
+        logger.warning(
+            "%s has no effect: a resumed run goes on with the schedule of its checkpoint. To train these weights "
+            "at another rate, begin a run of its own with the checkpoint as its model",
+            ", ".join(ignored),
+        )
+    if applied:
+        logger.warning(
+            "this run is resumed with %s: its steps so far were trained without the change",
+            ", ".join(applied),
         )
 
 

@@ -42,7 +42,10 @@ def validate_dataset(
     if missing:
         hint = ""
         if "question" in missing:
-            hint = "; rename yours, or give a trainer a column `prompt`, which it uses as it is"
+            hint = (
+                "; rename yours (on a command line: --columns question=YOURS), or give a trainer a "
+                "column `prompt`, which it uses as it is"
+            )
         names = ", ".join(first_row)
         raise ValueError(f"the dataset has no column {quote_names(missing)}; it has: {names}{hint}")
 

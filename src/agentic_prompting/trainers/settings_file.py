@@ -195,8 +195,8 @@ def _warn_of_changes(args: TrainingArguments, inputs: Mapping[str, str]) -> None
 
 def _warn_of_arguments(saved_args: Mapping[str, Any], args: Mapping[str, Any]) -> None:
     """Log a warning for training arguments that are not as before, and say which of them have no effect."""
-    ignored = []
-    applied = []
+    ignored: list[str] = []
+    applied: list[str] = []
     for name in _LEARNING_ARGUMENTS:
         if name not in saved_args or name not in args or saved_args[name] == args[name]:
             continue

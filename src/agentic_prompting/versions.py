@@ -44,8 +44,9 @@ def code_version(part: Any) -> str | None:
         file = Path(inspect.getfile(definition))
         if module_name == "__main__" or not file.is_file():
             return _text_version(dedent(inspect.getsource(definition)))
-    except (OSError, TypeError):
-        # A notebook may have lost the cell, and a function written in C has no source.
+    except (OSError, TypeError, SyntaxError, ValueError, RecursionError):
+        # A notebook may have lost the cell, a function written in C has no source, and the file
+        # may hold something else by now, or never was Python.
         return None
     return None if _is_installed(file) else file_version(file)
 

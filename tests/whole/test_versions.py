@@ -71,3 +71,13 @@ def test_a_file_that_is_no_python_has_a_version(tmp_path):
     (tmp_path / "agent.sh").write_text("echo 'a\n")
     assert file_version(tmp_path / "agent.sh")
     assert file_version(tmp_path / "missing.py") is None
+
+
+def test_code_whose_file_is_no_python_has_no_version(tmp_path, monkeypatch):
+    """A page whose code is run, or a script that was replaced while it runs: identifying code ends no run."""
+    page = tmp_path / "page.md"
+    page.write_text("An environment answers the agent's requests.\n")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(page), raising=False)
+    names = {"__name__": "__main__"}
+    exec(compile("class Mine:\n    def step(self, rollout): ...\n", str(page), "exec"), names)
+    assert code_version(names["Mine"]()) is None

@@ -11,7 +11,7 @@ from typing import Any
 from agentic_prompting.evaluation import wilson_interval
 from benchmarks.lab import RECORDS, Records, interval, markdown, share, shown
 from benchmarks.learning import harness_world, league
-from benchmarks.real import calculator, conductor
+from benchmarks.real import calculator
 
 COLUMNS = ("what it learned", "model", "time", "before → after [95 %]", "command")
 SMALL = "SmolLM2-135M, LoRA"
@@ -82,12 +82,10 @@ def _calculator(folder: Path) -> Sequence[str]:
 
 
 def _conductor(folder: Path) -> Sequence[str]:
-    """A real model that leads three workers; the run of the protocol that has not been replaced."""
-    (record,) = [
-        record for record in _read(folder, "real_conductor") if record["seed"] in conductor.SEEDS
-    ]
-    task = "to lead three workers (second protocol)"
-    return _real_run(record, task, "`benchmarks/real/conductor.py`")
+    """A real model that leads a large LLM and two functions."""
+    (record,) = _read(folder, "conductor_coder")
+    task = "to lead a 1.5B LLM, an archive and a calculator"
+    return _real_run(record, task, "`benchmarks/real/conductor_coder.py`")
 
 
 def _real_run(record: Mapping[str, Any], task: str, command: str) -> Sequence[str]:

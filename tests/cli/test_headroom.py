@@ -95,6 +95,19 @@ def test_a_spent_budget_stops_it(run, sums, tmp_path):
     assert status == 1 and "Stopped early" in out and "budget" in err
 
 
+def test_a_run_that_stops_at_once_keeps_the_result_of_before(run, sums, tmp_path):
+    with LoopbackServer(add) as server:
+        words = [
+            *("--policy-model", "gpt-4o-mini", "--policy-base-url", server.base_url),
+            *(f"--dataset={sums}", "--prompt", "Mine.", f"--output-dir={tmp_path}", "--calls=200"),
+        ]
+        assert run("headroom", *words)[0] == 0
+        measured = (tmp_path / "headroom.json").read_text()
+        status, _, err = run("headroom", *words, "--prompt", "Another.", "--budget-usd=1e-09")
+    assert status == 1 and "headroom.json" in err and "budget" in err
+    assert (tmp_path / "headroom.json").read_text() == measured
+
+
 def test_the_signal_of_an_agent(run, asking_policy, tmp_path):
     rows = [
         {"question": f"what is the {relation} of Kenya ?", "answers": ["x"]}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..environments import Workers
+from ..evaluation.headroom_file import HEADROOM_FILE
 from ..refine import ProRefiner
 from .example_files import find_example
 from .headroom_options import HeadroomOptions
@@ -66,7 +67,13 @@ def headroom(arguments: Sequence[str]) -> int:
 
 def _show(measured: Headroom, options: HeadroomOptions) -> None:
     """Save and print what was measured."""
-    path = measured.save(options.folder)
+    path = options.folder / HEADROOM_FILE
+    if measured.stopped and not measured.figures.figures and path.exists():
+        print_error(
+            f"stopped before anything was measured: {measured.stopped}. {path} is of an earlier run, and stays"
+        )
+        return
+    measured.save(options.folder)
     files = [str(path)]
     # The picture needs matplotlib, which comes with an extra.
     from ..report import plot_headroom

@@ -17,6 +17,7 @@ from agentic_prompting.evaluation import (
     PromptedSystem,
     ProRefineSystem,
     System,
+    find_metrics,
 )
 from agentic_prompting.evaluation.harness import file_name
 from agentic_prompting.evaluation.systems import Row
@@ -31,7 +32,7 @@ from agentic_prompting.rewards import (
     word_sorting_match,
 )
 from agentic_prompting.rollout import SPEC_FILE, AgentSpec, prompt_r1_template
-from agentic_prompting.versions import combine_versions, weights_version
+from agentic_prompting.versions import code_version, combine_versions, weights_version
 
 from .chats import JudgedSystem, MeteredChat, SelfReflection
 from .config import KINDS, SystemConfig, TableConfig
@@ -203,6 +204,7 @@ class Workshop:
             ),
             "editor": str(getattr(editor, "model", "")),
             "sampling": digest(sampling),
+            "metric": code_version(find_metrics([metric])[metric]) or "",
         }
         if path.exists():
             _check_found_with(path, rest, system.name)
@@ -329,6 +331,7 @@ def _check_found_with(path: Path, inputs: Mapping[str, str], system: str) -> Non
         "labels": "other accepted answers of its training rows",
         "editor": "another editor",
         "sampling": "other sampling of its model",
+        "metric": "other code of its metric",
     }
     # Files of older versions do not say all of it.
     for name, description in descriptions.items():

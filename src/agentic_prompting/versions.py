@@ -28,9 +28,9 @@ _LIBRARY = ("agentic_prompting", "paper_tables")
 def code_version(part: Any) -> str | None:
     """Return a digest of a user's function, class or object; `None` if its code is not the user's.
 
-    The whole file counts, because a function may call others in it. Of a script or a notebook only
-    the function or class itself counts: the rest of it often changes from run to run. Comments and
-    formatting do not count.
+    The whole file counts, because a function may call others in it, and so do the files beside it
+    that it imports. Of a script or a notebook only the function or class itself counts: the rest of
+    it often changes from run to run. Comments and formatting do not count.
 
     Args:
         part (`object`): A function, a class, or an object, which stands for its class.
@@ -52,12 +52,26 @@ def code_version(part: Any) -> str | None:
 
 
 def file_version(file: Path) -> str | None:
-    """Return a digest of a source file, without its comments and formatting; `None` if it is gone."""
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return _text_version(text)
+    """Return a digest of a source file, without its comments and formatting; `None` if it is gone.
+
+    The files beside it that it imports count as well, and those that they import.
+    """
+    texts: dict[Path, str] = {}
+    remaining_files = [file]
+    while remaining_files:
+        next_file = remaining_files.pop()
+        if next_file in texts:
+            continue
+        try:
+            texts[next_file] = next_file.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            if next_file == file:
+                return None
+            continue
+        remaining_files += _imported_files(next_file, texts[next_file])
+    versions = {str(path.name): _text_version(text) for path, text in texts.items()}
+    # A file that imports none beside it has the digest of its text alone.
+    return versions[file.name] if len(versions) == 1 else digest(versions)
 
 
 def weights_version(folder: str | Path, extra_files: Iterable[str] = ()) -> list[list[object]]:
@@ -148,6 +162,24 @@ def _is_installed(file: Path) -> bool:
     """Return whether a file belongs to Python or to an installed package."""
     is_package = not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
     return is_package or file.is_relative_to(sysconfig.get_path("stdlib"))
+
+
+def _imported_files(file: Path, text: str) -> list[Path]:
+    """Return the modules in the folder of a Python file that it imports anywhere in it."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return []  # not Python
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+            # `from . import helper`
+            names |= {alias.name for alias in node.names if node.level}
+    paths = [file.with_name(f"{name.partition('.')[0]}.py") for name in sorted(names) if name]
+    return [path for path in paths if path.is_file()]
 
 
 def _named_columns(meta: object) -> object:

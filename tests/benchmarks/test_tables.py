@@ -547,6 +547,25 @@ def test_a_prompt_of_another_editor_is_refused(tmp_path, monkeypatch, capsys):
         assert len(server.requests) == asked
 
 
+def test_a_prompt_of_an_edited_judge_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    judge = tmp_path / "my_table_judge.py"
+    judge.write_text("def judge(answer, answers):\n    return float(answer in answers)\n")
+    options = ("--judge", "my_table_judge:judge", "--metric", "my_table_judge:judge")
+    with MisbehavingServer(say=lambda request: "Answer: blue") as server:
+        command = closed_model_table(tmp_path, server)
+        assert status(*command, *options) == 0
+        asked = len(server.requests)
+        judge.write_text(judge.read_text() + "# A remark.\n")
+        assert status(*command, *options) == 0
+        judge.write_text("def judge(answer, answers):\n    return 0.5\n")
+        assert status(*command, *options) == 2
+        error = capsys.readouterr().err
+        assert "other code of its metric" in error and "--output-dir" in error
+        assert len(server.requests) == asked
+
+
 def test_the_curves_of_two_trainings_are_overlaid(tmp_path, capsys):
     from paper_tables.figures import main as draw
 

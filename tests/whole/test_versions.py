@@ -73,6 +73,26 @@ def test_a_file_that_is_no_python_has_a_version(tmp_path):
     assert file_version(tmp_path / "missing.py") is None
 
 
+def test_files_beside_it_that_it_imports_count(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import json\n\ndef score():\n    from helper import h\n    return h()\n"
+    )
+    alone = file_version(tmp_path / "mine.py")
+    # The helper imports a third file, and that one the first again.
+    (tmp_path / "helper.py").write_text("from third import t\n\ndef h():\n    return t()\n")
+    (tmp_path / "third.py").write_text("import mine\n\ndef t():\n    return 1\n")
+    first = file_version(tmp_path / "mine.py")
+    assert first not in (None, alone)
+    (tmp_path / "third.py").write_text("import mine  # again\n\ndef t():\n    return 1\n")
+    assert file_version(tmp_path / "mine.py") == first
+    (tmp_path / "third.py").write_text("import mine\n\ndef t():\n    return 2\n")
+    assert file_version(tmp_path / "mine.py") != first
+    (tmp_path / "other.py").write_text("unrelated = 1\n")
+    changed = file_version(tmp_path / "mine.py")
+    (tmp_path / "other.py").write_text("unrelated = 2\n")
+    assert file_version(tmp_path / "mine.py") == changed
+
+
 def test_code_whose_file_is_no_python_has_no_version(tmp_path, monkeypatch):
     """A page whose code is run, or a script that was replaced while it runs: identifying code ends no run."""
     page = tmp_path / "page.md"

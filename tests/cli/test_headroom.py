@@ -93,6 +93,7 @@ def test_a_spent_budget_stops_it(run, sums, tmp_path):
         ]
         status, out, err = run("headroom", *words)
     assert status == 1 and "Stopped early" in out and "budget" in err
+    assert "no file is written" in err and not (tmp_path / "headroom.json").exists()
 
 
 def test_a_run_that_stops_at_once_keeps_the_result_of_before(run, sums, tmp_path):

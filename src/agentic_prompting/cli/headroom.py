@@ -68,10 +68,14 @@ def headroom(arguments: Sequence[str]) -> int:
 def _show(measured: Headroom, options: HeadroomOptions) -> None:
     """Save and print what was measured."""
     path = options.folder / HEADROOM_FILE
-    if measured.stopped and not measured.figures.figures and path.exists():
-        print_error(
-            f"stopped before anything was measured: {measured.stopped}. {path} is of an earlier run, and stays"
-        )
+    # An empty result takes the place of none, and of no earlier one.
+    if measured.stopped and not measured.figures.figures:
+        if options.json:
+            print_json(measured.to_json())
+        else:
+            print_text(measured.report())
+        kept = f"{path} of an earlier run stays" if path.exists() else "no file is written"
+        print_error(f"stopped before anything was measured: {measured.stopped}; {kept}")
         return
     measured.save(options.folder)
     files = [str(path)]

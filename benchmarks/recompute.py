@@ -42,6 +42,7 @@ from benchmarks.learning.league_first import summarise, table, verdicts
 from benchmarks.real import (
     calculator,
     conductor as real_conductor,
+    evolve_prompts,
     form_tables,
     headroom as real_headroom,
     langgraph_agent,
@@ -318,6 +319,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "real_conductor.systems": real_conductor.systems_table,
     "real_conductor.kinds": real_conductor.kinds_table,
     "real_conductor.calls": real_conductor.calls_table,
+    "evolve_prompts.table": evolve_prompts.table,
     "conductor_coder.systems": real_conductor.systems_table,
     "conductor_coder.kinds": real_conductor.kinds_table,
     "conductor_coder.calls": real_conductor.calls_table,

@@ -210,7 +210,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         best_score, _ = score_cells(best)
         read = f"{record['read']} of {record['mutations']}"
         rows.append((record["seed"], record["task"], first_score, best_score, gained, read))
-    titles = ("seed", "task", "first prompt", "best prompt", "gained", "mutations read")
+    titles = ("seed", "task", "first prompt", "best prompt", "gained", "mutations with a child")
     return markdown(titles, rows)
 
 

@@ -21,8 +21,8 @@ NOT_MEASURED = "not measured"
 
 def table(folder: Path = RECORDS) -> str:
     """Return a row for each kind of training; those without a measurement say so."""
-    rows = [*_library(folder), _langgraph(folder), _calculator(folder), _conductor(folder)]
-    rows.append(_demo(folder))
+    rows = _library(folder)
+    rows += [_langgraph(folder), _calculator(folder), _conductor(folder), _demo(folder)]
     rows += [*_harnesses(folder), _espl(folder)]
     rows.append(
         ("to ask `gpt-4o-mini` on HotpotQA", "Qwen3-4B, one GPU", "", NOT_MEASURED, "`examples/`")

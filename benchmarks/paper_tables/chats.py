@@ -140,15 +140,24 @@ class MeteredChat:
             return Reply(error=self.count.end)
         if not self.count.take():
             return Reply(error=BudgetExceeded(f"all {self.count.most} calls are used", attempts=0))
-        key = None
-        if self.cache is not None:
-            key = self.cache.key(str(self.model), messages, sampling, repeat)
-            cached_reply = self.cache.get(key)
-            if cached_reply is not None:
-                return cached_reply
-        reply = await as_chat(self.chat)(messages, repeat=repeat, session=session, **sampling)
-        if self.cache is not None and key is not None:
-            self.cache.put(key, reply)
+        reply = await self._ask(messages, repeat, session, sampling)
         if reply.error is not None and reply.error.fatal:
             self.count.end = self.count.end or reply.error
+        return reply
+
+    async def _ask(
+        self,
+        messages: Sequence[Message],
+        repeat: int | None,
+        session: str | None,
+        sampling: Mapping[str, Any],
+    ) -> Reply:
+        """The recorded reply, or else that of the model."""
+        if self.cache is None:
+            return await as_chat(self.chat)(messages, repeat=repeat, session=session, **sampling)
+        key = self.cache.key(str(self.model), messages, sampling, repeat)
+        reply = self.cache.get(key)
+        if reply is None:
+            reply = await as_chat(self.chat)(messages, repeat=repeat, session=session, **sampling)
+            self.cache.put(key, reply)
         return reply

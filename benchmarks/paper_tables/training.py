@@ -153,7 +153,7 @@ def train_single_turn(
 def _list_inputs(
     base: str | Path, rows: Sequence[Row], spec: AgentSpec, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a trained baseline is made from, by names for an error."""
+    """The inputs that decide a trained baseline, under the names that an error gives them."""
     return {
         "base": [str(base), weights_version(base)],
         "rows": [[row["question"], list(row["answers"])] for row in rows],

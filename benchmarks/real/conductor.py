@@ -462,6 +462,12 @@ def calls_table(records: Sequence[Mapping[str, Any]]) -> str:
     return markdown(titles, rows)
 
 
+def print_tables(records: Sequence[Mapping[str, Any]]) -> None:
+    """Print the three tables."""
+    for table in (systems_table, kinds_table, calls_table):
+        print(table(records))
+
+
 def print_world(seed: int, world: World) -> None:
     """Print what the workers reach alone, and the right plan, without a conductor."""
     scores = {
@@ -511,9 +517,7 @@ def main() -> None:
         for (seed,) in records.missing(("seed",), [(seed,) for seed in seeds]):
             records.add(measure(seed, make_world(seed), options.folder / str(seed)))
         print(json.dumps(records.read()))
-    print(systems_table(records.read()))
-    print(kinds_table(records.read()))
-    print(calls_table(records.read()))
+    print_tables(records.read())
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentic_prompting import OpenAIChat, ReplayCache, Worker
+from agentic_prompting import OpenAIChat, Worker
 from agentic_prompting.sandbox.library import Fact, split_by_subject, town_facts
 from benchmarks.lab import RECORDS, Records, quiet
 from benchmarks.real.conductor import (
@@ -39,38 +39,26 @@ from benchmarks.real.conductor import (
     Archive,
     World,
     calculate,
-    calls_table,
     draw_question as draw_question_of_functions,
     draw_rows,
-    kinds_table,
     measure,
+    print_tables,
     print_world,
-    systems_table,
 )
 from benchmarks.real.elements import element_facts
+from benchmarks.real.small_agent import connect
 
 SEEDS = (953,)
 TUNING_SEEDS = (1,)
 TRAIN_ROWS = 256
 HELD_OUT_ELEMENTS = 28
-SYSTEM_PROMPT = "Answer with one word or number, and nothing else."
+LLM_SETTINGS = {
+    "system_prompt": "Answer with one word or number, and nothing else.",
+    "temperature": 0,
+    "max_tokens": 24,
+}
 SHARES = {"fact": 0.25, "sum": 0.13, "symbol": 0.12, "fact, sum": 0.25, "fact, symbol": 0.25}
 """How often each kind of question is drawn for the test. In training, every kind is equally frequent."""
-
-
-def connect(base_url: str, llm: str, folder: Path) -> OpenAIChat:
-    """The large LLM, which is asked for short answers."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return OpenAIChat(
-        llm,
-        base_url=base_url,
-        system_prompt=SYSTEM_PROMPT,
-        timeout=300,
-        max_concurrency=4,
-        cache=ReplayCache(folder / "replies.sqlite"),
-        temperature=0,
-        max_tokens=24,
-    )
 
 
 def make_pool(facts: Sequence[Fact], chat: OpenAIChat) -> dict[str, Worker]:
@@ -152,7 +140,7 @@ def main() -> None:
     if options.base_url:
         quiet()
         seeds = TUNING_SEEDS if options.tuning else SEEDS
-        with connect(options.base_url, options.llm, options.folder) as chat:
+        with connect(options.base_url, options.llm, options.folder, **LLM_SETTINGS) as chat:
             if options.world:
                 for seed in seeds:
                     print_world(seed, make_world(seed, chat))
@@ -161,9 +149,7 @@ def main() -> None:
                 records.add(measure(seed, make_world(seed, chat), options.folder / str(seed)))
     if options.json:
         print(json.dumps(records.read()))
-    print(systems_table(records.read()))
-    print(kinds_table(records.read()))
-    print(calls_table(records.read()))
+    print_tables(records.read())
 
 
 if __name__ == "__main__":

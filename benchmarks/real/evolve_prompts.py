@@ -32,12 +32,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentic_prompting import OpenAIChat, ReplayCache, evolve
+from agentic_prompting import OpenAIChat, evolve
 from agentic_prompting.evaluation import PromptedSystem, evaluate_agent
 from agentic_prompting.evaluation.metrics import each
 from agentic_prompting.evolution import EvolveConfig
 from benchmarks.lab import RECORDS, Records, log, markdown
-from benchmarks.real.small_agent import score_cells
+from benchmarks.real.small_agent import connect, score_cells
 
 SEEDS = (958,)
 TUNING_SEEDS = (1,)
@@ -55,7 +55,7 @@ CONFIG = {
     "reference_sampling": {"temperature": 0.7, "max_tokens": 400},
 }
 
-# What a note can be about, and words that its topic can be recognised by.
+# The topics of notes, and what notes of each topic mention.
 TOPICS = {
     "water": ["a burst pipe", "low water pressure", "brown tap water", "a leaking hydrant"],
     "roads": ["a pothole", "a broken kerb", "a faded crossing", "a loose paving stone"],
@@ -109,18 +109,6 @@ def draw_rows(task: str, count: int, seed: int) -> list[dict[str, Any]]:
     return [{"question": question, "answers": [answer]} for question, answer in rows.items()]
 
 
-def connect(base_url: str, name: str, folder: Path) -> OpenAIChat:
-    """A model; a request that it has answered before is answered by the record."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return OpenAIChat(
-        name,
-        base_url=base_url,
-        timeout=600,
-        max_concurrency=4,
-        cache=ReplayCache(folder / "replies.sqlite"),
-    )
-
-
 def same_text(answer: str, accepted: Sequence[str]) -> float:
     """Whether an answer is right to the letter. `exact_match` would take no notice of the punctuation of a date."""
     return float(answer.strip() in accepted)
@@ -172,7 +160,7 @@ def measure(
         "seconds": round(time.monotonic() - started),
         "stopped": result.stopped,
         "mutations": len(mutations),
-        "read": sum(mutation["child"] is not None for mutation in mutations),
+        "children": sum(mutation["child"] is not None for mutation in mutations),
         "reasons": Counter(
             mutation["reason"] for mutation in mutations if mutation["child"] is None
         ),
@@ -200,7 +188,7 @@ def ask(policy: OpenAIChat, prompt: str, rows: Sequence[Mapping[str, Any]]) -> s
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Right answers of the first and of the best prompt, what was gained, and how many mutations could be read."""
+    """Right answers of the first and of the best prompt, what was gained, and what became of the mutations."""
     if not records:
         return "No run of it has been recorded yet."
     rows = []
@@ -208,9 +196,11 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         best = record["correct"]["best"]
         first_score, gained = score_cells(record["correct"]["first"], best)
         best_score, _ = score_cells(best)
-        read = f"{record['read']} of {record['mutations']}"
-        rows.append((record["seed"], record["task"], first_score, best_score, gained, read))
-    titles = ("seed", "task", "first prompt", "best prompt", "gained", "mutations with a child")
+        mutations = record["mutations"]
+        read = f"{mutations - record['reasons'].get('unreadable', 0)} of {mutations}"
+        figures = (first_score, best_score, gained, read, record["children"])
+        rows.append((record["seed"], record["task"], *figures))
+    titles = ("seed", "task", "first prompt", "best prompt", "gained", "replies read", "children")
     return markdown(titles, rows)
 
 

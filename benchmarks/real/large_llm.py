@@ -35,7 +35,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentic_prompting import LLMEnvironment, OpenAIChat, PromptAgent, ReplayCache
+from agentic_prompting import LLMEnvironment, OpenAIChat, PromptAgent
 from agentic_prompting.llm import Message, gather, run
 from agentic_prompting.rewards import exact_match
 from agentic_prompting.rollout import AgentSpec, FreeText, Limits, Rollout
@@ -48,7 +48,7 @@ from agentic_prompting.sandbox.library import (
 )
 from benchmarks.lab import RECORDS, Records, correct, log, markdown, model_folder, quiet, share
 from benchmarks.real.elements import draw_questions, element_facts
-from benchmarks.real.small_agent import imitate, load_published, score_cells, train_adapter
+from benchmarks.real.small_agent import connect, imitate, load_published, score_cells, train_adapter
 
 SEEDS = (955,)
 TUNING_SEEDS = (1,)
@@ -58,6 +58,7 @@ DEMONSTRATIONS = 64
 GUESSES = 0.4
 WARM_START_STEPS = 8
 STEPS = 12
+LLM_SETTINGS = {"temperature": 0, "max_tokens": 40}
 SHORT = "Answer in as few words as possible."
 SINGLE_TURN_TEMPLATE = "{question} Write only the answer, in as few words as possible."
 STAGES = {
@@ -66,19 +67,6 @@ STAGES = {
     "after": "trained to ask",
     "single": "trained in a single turn",
 }
-
-
-def connect(base_url: str, llm: str, folder: Path) -> OpenAIChat:
-    """The large LLM; a request that it has answered before is answered by the record."""
-    return OpenAIChat(
-        llm,
-        base_url=base_url,
-        timeout=300,
-        max_concurrency=4,
-        cache=ReplayCache(folder / "replies.sqlite"),
-        temperature=0,
-        max_tokens=40,
-    )
 
 
 def make_environment(chat: OpenAIChat) -> LLMEnvironment:
@@ -255,7 +243,7 @@ def main() -> None:
         return
     quiet()
     options.folder.mkdir(parents=True, exist_ok=True)
-    with connect(options.base_url, options.llm, options.folder) as chat:
+    with connect(options.base_url, options.llm, options.folder, **LLM_SETTINGS) as chat:
         if not options.json:
             facts = draw_questions(element_facts(), TUNING_QUESTIONS, TUNING_SEEDS[0])
             alone = ask_alone(chat, facts)

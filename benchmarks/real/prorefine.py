@@ -29,12 +29,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentic_prompting import OpenAIChat, ReplayCache
+from agentic_prompting import OpenAIChat
 from agentic_prompting.evaluation import paired_difference
 from agentic_prompting.refine import START_PROMPTS, LabelVerifier, ProRefiner, RefinementResult
 from agentic_prompting.sandbox.puzzles import COUNTING, SORTING, make_puzzles, score_puzzle
 from benchmarks.lab import RECORDS, Records, log, markdown
-from benchmarks.real.small_agent import by_question, score_cells
+from benchmarks.real.small_agent import by_question, connect, score_cells
 
 TASKS = {COUNTING: "object counting", SORTING: "word sorting"}
 SEED = 31
@@ -47,18 +47,6 @@ SETTINGS = {
 }
 LIMITS = {"tokens_per_step": 64, "max_steps": 4, "final_max_tokens": 384}
 SAMPLING = {"feedback": {"max_tokens": 256}, "optimizer": {"max_tokens": 256}}
-
-
-def connect(base_url: str, llm: str, folder: Path) -> OpenAIChat:
-    """The model; a request that it has answered before is answered by the record."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return OpenAIChat(
-        llm,
-        base_url=base_url,
-        timeout=600,
-        max_concurrency=4,
-        cache=ReplayCache(folder / "replies.sqlite"),
-    )
 
 
 def measure(task: str, chat: OpenAIChat) -> dict[str, Any]:
@@ -90,7 +78,7 @@ def measure(task: str, chat: OpenAIChat) -> dict[str, Any]:
 def describe(
     results: Sequence[RefinementResult], rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What a setting reached, and what it took."""
+    """The accuracy and the cost of a setting."""
     refined = [result for result in results if result.steps]
     usage = [usage for result in results for usage in result.usage.values()]
     return {

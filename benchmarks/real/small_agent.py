@@ -6,11 +6,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentic_prompting import OpenAIChat, ReplayCache
 from agentic_prompting.evaluation import paired_difference, wilson_interval
 from benchmarks.lab import model_folder
 
 ROLLOUTS = 32
 """Rollouts of a step."""
+
+
+def connect(base_url: str, llm: str, folder: Path, **settings: Any) -> OpenAIChat:
+    """A large LLM behind a server on this machine; a request that it has answered before is answered by the record.
+
+    Args:
+        base_url (`str`), llm (`str`): Its address and its name.
+        folder (`Path`): Gets the record, `replies.sqlite`.
+        **settings: Further arguments of [`OpenAIChat`], such as `temperature`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    cache = ReplayCache(folder / "replies.sqlite")
+    return OpenAIChat(
+        llm, base_url=base_url, timeout=600, max_concurrency=4, cache=cache, **settings
+    )
 
 
 def load_published() -> tuple[Any, Any]:

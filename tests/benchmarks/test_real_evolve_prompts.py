@@ -35,7 +35,7 @@ def test_a_prompt_with_the_rule_is_found_and_measured(monkeypatch, tmp_path):
     monkeypatch.setattr(evolve_prompts, "HELD_OUT", 16)
     record = evolve_prompts.measure("dates", 5, Policy(), Reflector(), tmp_path)
     assert record["correct"] == {"first": "0" * 16, "best": "1" * 16}
-    assert RULE in record["prompts"]["best"] and record["read"] >= 1
+    assert RULE in record["prompts"]["best"] and record["children"] >= 1
     assert "| 5 | dates | 0.000" in evolve_prompts.table([record])
 
 

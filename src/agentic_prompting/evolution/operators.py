@@ -277,8 +277,8 @@ class Operation:
     def _finish_rewriting(self, plan: str) -> Outcome:
         """Return the outcome of a reply that has the whole instructions in it."""
         text = templates.read_instructions(plan)
-        child = None if text is None else _prompt_in_form(text, self.prompt)
-        if child is None or text is None:
+        child = _prompt_in_form(text, self.prompt) if text else None
+        if child is None:
             self.outcome.counts["unread/no_instructions"] += 1
             return self.outcome.finish("unreadable")
         if len(text.split()) > MAX_REWRITTEN_WORDS:

@@ -195,10 +195,10 @@ in them what you have found out, as rules that the model can follow."""
 _WHOLE = re.compile(r"<instructions>(.*?)</instructions>", re.DOTALL)
 
 
-def read_instructions(reply: str) -> str | None:
-    """Return the instructions that a reply ends with, in the form of `_WHOLE_RULES`; `None` if it has none."""
-    found = _WHOLE.findall(reply)
-    return found[-1].strip() or None if found else None
+def read_instructions(reply: str) -> str:
+    """Return the last instructions in a reply, in the form of `_WHOLE_RULES`; empty if it has none."""
+    instructions = _WHOLE.findall(reply)
+    return instructions[-1].strip() if instructions else ""
 
 
 # Principles are edited by their ids. Free text has none: its edits quote what they replace.

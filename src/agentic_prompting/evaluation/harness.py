@@ -134,8 +134,7 @@ def evaluate_agent(
         if task_names.count(task_name) > 1:
             raise ValueError(
                 f"two tasks are called {task_name!r}: give each task a different name (a file's "
-                "name "
-                "is the name of its task)"
+                "name is the name of its task)"
             )
 
     # Metrics passed by the caller apply to all tasks. Otherwise each task has its own.

@@ -150,8 +150,7 @@ def compare_runs(
         if question != record["question"]:
             raise ValueError(
                 f"the runs asked different questions of {record['task']} (place "
-                f"{record['place']}): nothing is paired. "
-                "Give both the same n and seed"
+                f"{record['place']}): nothing is paired. Give both the same n and seed"
             )
 
     # Pair the results of a system on a task. What only one of the runs has is left out.

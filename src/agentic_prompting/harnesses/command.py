@@ -225,8 +225,8 @@ def _hint_at_hidden_files(complaint: str) -> str:
     if not is_hidden and "ModuleNotFoundError" not in complaint:
         return ""
     return (
-        " (a confined command sees only the paths that it names: "
-        "CommandProgram(..., workspace=Workspace(shows=[...])) adds others)"
+        " (a confined command sees only the paths that it names: CommandProgram(..., "
+        "workspace=Workspace(shows=[...])) adds others)"
     )
 
 

@@ -155,11 +155,9 @@ class Workspace:
         if reason:
             raise Misconfigured(
                 "a command that a policy drives is confined with bubblewrap (bwrap), which does "
-                "not work here: "
-                f"{reason}. Install it, or allow user namespaces (docs/howto/harnesses.md). "
-                "Workspace(isolation='none'), or --isolation none, runs the command unconfined: "
-                "only on a machine, and "
-                "as a user, that you can lose"
+                f"not work here: {reason}. Install it, or allow user namespaces "
+                "(docs/howto/harnesses.md). Workspace(isolation='none'), or --isolation none, runs "
+                "the command unconfined: only on a machine, and as a user, that you can lose"
             )
         if self.network:
             _warn_of_network()
@@ -564,10 +562,8 @@ def open_process_folder() -> Path:
 def _warn_unconfined() -> None:
     logger.warning(
         "isolation='none': commands run what a policy in training writes, with all rights of this "
-        "user. They can write "
-        "and read what this user can, the keys of other rollouts included, and use the network. "
-        "Run the trainer on a "
-        "machine that you can lose."
+        "user. They can write and read what this user can, the keys of other rollouts included, "
+        "and use the network. Run the trainer on a machine that you can lose."
     )
 
 

@@ -90,8 +90,7 @@ def as_dense_model(model: Model) -> Model:
     if getattr(model.hf_quantizer, "packed_modules", None):
         raise ValueError(
             "the model's weights are packed in GGUF blocks, which can neither be trained nor "
-            "saved: load it with "
-            "quantization_config=GgufConfig(dequantize=True)"
+            "saved: load it with quantization_config=GgufConfig(dequantize=True)"
         )
     # Remove every mark by which transformers recognises a quantised model.
     model.hf_quantizer = None
@@ -126,8 +125,7 @@ def warn_of_copied_head(model: PreTrainedModel) -> None:
     if has_copied_head(model):
         logger.warning(
             "the model's head has the values of its embeddings, but is not tied to them: %.0f "
-            "million weights are "
-            "stored and trained twice. GGUF files of tied models load like this; "
-            "agentic_prompting.local.load_gguf ties them",
+            "million weights are stored and trained twice. GGUF files of tied models load like "
+            "this; agentic_prompting.local.load_gguf ties them",
             model.get_output_embeddings().weight.numel() / 1e6,
         )

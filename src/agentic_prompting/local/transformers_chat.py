@@ -135,8 +135,7 @@ class TransformersChat:
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(
                 f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat "
-                "template; "
-                "use an instruct model, or set tokenizer.chat_template"
+                "template; use an instruct model, or set tokenizer.chat_template"
             )
         if draft and not can_slab(model):
             raise ValueError(

@@ -134,8 +134,8 @@ class CostEstimate:
             duration += f"; about {self.hours_with_lead:.1f} with async_lead: 1"
         lines = [
             f"{count_in_words(self.steps, 'step')} of {count_in_words(self.rollouts, 'rollout')}: "
-            f"{count_in_words(round(self.calls), 'call')}, "
-            f"{self.tokens / MILLION:,.1f} million tokens, {price}",
+            f"{count_in_words(round(self.calls), 'call')}, {self.tokens / MILLION:,.1f} million "
+            f"tokens, {price}",
             f"a step: {self.sampling_seconds:.0f} s sampling, {self.training_seconds:.0f} s training; {duration}",
         ]
         lines += [f"worker {name}: {cost}" for name, cost in self.workers.items()]

@@ -74,6 +74,5 @@ def rough_estimate(values: Mapping[str, Any], trained_share: float = 1.0) -> str
     gib = parameters * (2 + 14 * trained_share) / 2**30
     return (
         f"A rough estimate: {parameters / 1e9:.1f} billion parameters, {gib:.0f} GiB in all for "
-        "bf16 "
-        "weights, gradients, fp32 weights and AdamW's two moments, without activations."
+        "bf16 weights, gradients, fp32 weights and AdamW's two moments, without activations."
     )

@@ -449,8 +449,7 @@ class Planner:
         unmeasured = ", ".join(f"{size} GiB {part}" for part, size in UNMEASURED.items())
         notes = [
             f"usable memory leaves out {unmeasured} and {FRAGMENTATION:.0%} fragmentation: "
-            "assumed, "
-            "not measured on a GPU"
+            "assumed, not measured on a GPU"
         ]
         # Estimates that depend on the layout.
         if self.layout.uses_zero:

@@ -175,8 +175,8 @@ class Advice:
             self.warn_once(
                 "single",
                 f"{single_calls} of the last {count} rollouts made a single call. If the agent has "
-                "several turns, it "
-                "uses its base_url only for the first one, or gives up at the first reply",
+                "several turns, it uses its base_url only for the first one, or gives up at the "
+                "first reply",
             )
 
     def _warn_of_cut_replies(self) -> None:
@@ -187,9 +187,8 @@ class Advice:
             self.warn_once(
                 "cut",
                 f"{cut_replies} of the {calls} replies in the last {len(self._rollouts)} rollouts "
-                "were cut off at their "
-                "limit. Raise max_turn_tokens (or max_completion_length), or the max_tokens of "
-                "the program's requests",
+                "were cut off at their limit. Raise max_turn_tokens (or max_completion_length), or "
+                "the max_tokens of the program's requests",
             )
 
     def _warn_of_short_failures(self) -> None:
@@ -208,12 +207,10 @@ class Advice:
             self.warn_once(
                 "short",
                 f"the program raised in {len(failed_lengths)} of the last {len(self._rollouts)} "
-                "rollouts, in which the "
-                f"policy wrote less (a median of {failed_median:g} tokens, {other_median:g} in the "
-                "others). If it "
-                "raises because of what the policy writes, list the exception (or the exit code) "
-                "in mistakes=: these "
-                "rollouts have no reward now, so the policy does not learn to avoid them",
+                f"rollouts, in which the policy wrote less (a median of {failed_median:g} tokens, "
+                f"{other_median:g} in the others). If it raises because of what the policy writes, "
+                "list the exception (or the exit code) in mistakes=: these rollouts have no reward "
+                "now, so the policy does not learn to avoid them",
             )
 
 

@@ -180,8 +180,7 @@ class Renderer:
             if not self._is_seam_faithful[seam_type]:
                 logger.warning(
                     "the chat template writes %s after a reply in another way than in the whole "
-                    "conversation: such "
-                    "calls begin a new token sequence each",
+                    "conversation: such calls begin a new token sequence each",
                     " and ".join(roles),
                 )
                 return None

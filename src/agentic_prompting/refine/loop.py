@@ -119,8 +119,8 @@ class RefineSettings:
         unknown_roles = sorted(set(sampling) - set(GREEDY))
         if unknown_roles:
             raise ValueError(
-                f"sampling is given by role ({', '.join(GREEDY)}); "
-                f"unknown: {', '.join(unknown_roles)}"
+                f"sampling is given by role ({', '.join(GREEDY)}); unknown: "
+                f"{', '.join(unknown_roles)}"
             )
         if "max_tokens" in sampling.get("task", {}):
             raise ValueError(

@@ -473,8 +473,8 @@ def rollout_from_trace(
     observations = trace["observations"]
     if len(turns) != len(observations) + 1:
         raise ValueError(
-            "a trace needs one observation fewer than turns, "
-            f"got {len(observations)} and {len(turns)}"
+            f"a trace needs one observation fewer than turns, got {len(observations)} and "
+            f"{len(turns)}"
         )
     # Begin with the prompt, in the format of the trace's environment.
     chat_format = chat_format.for_row(trace)

@@ -149,8 +149,7 @@ def report_guarded_run(
     lines = [_with_interval(f"exact match, {name:29}", figures) for name, figures in table.items()]
     lines.append(
         f"{summary['questions']} questions about countries held out, {summary['steps']} steps, "
-        f"{summary['prompts']} "
-        f"prompts, {seconds:.0f} s"
+        f"{summary['prompts']} prompts, {seconds:.0f} s"
     )
     lines += ["", "--- the best prompt", best.text]
     title = "E-SPL in the sandbox (a tiny policy, a scripted oracle and reflector"
@@ -176,8 +175,6 @@ def guarded_exact_match(sandbox: GuardedRun, model: str | Path, prompt: SystemPr
 
 def exact_match_of(rollouts: Sequence[Rollout]) -> Estimate:
     """Return the share of right answers with its 95 % Wilson interval.
-
-    A failed rollout has no answer and is left out.
 
     A failed rollout has no answer and is left out.
     """

@@ -86,8 +86,7 @@ class OracleServer(ThreadingHTTPServer):
         if not api_key and not is_loopback(host):
             raise ValueError(
                 f"other machines can reach {host}: pass api_key (on the command line, set "
-                f"{KEY_VARIABLE}), "
-                "or listen on 127.0.0.1"
+                f"{KEY_VARIABLE}), or listen on 127.0.0.1"
             )
         self.oracle = oracle or Oracle()
         self.api_key = api_key

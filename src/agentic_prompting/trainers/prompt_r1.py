@@ -68,8 +68,8 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
         if args.gate != PromptR1Config.gate:
             raise ValueError(
                 f"gate={args.gate!r} in args would be ignored, because reward_funcs is passed: "
-                "leave one of them out, or pass PromptR1Reward(gate="
-                f"{args.gate!r}) among the reward_funcs"
+                f"leave one of them out, or pass PromptR1Reward(gate={args.gate!r}) among the "
+                "reward_funcs"
             )
         return reward_funcs
 

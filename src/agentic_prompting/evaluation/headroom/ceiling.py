@@ -55,8 +55,7 @@ class Ceiling:
         plain = self.each[self.names[0]]
         sentence = (
             f"{self.names[0]} {plain.mean:.3f} [{plain.low:.3f}, {plain.high:.3f}]; the best of "
-            f"{len(self.names)} for "
-            f"each row between {self.low:.3f} and {self.high:.3f}"
+            f"{len(self.names)} for each row between {self.low:.3f} and {self.high:.3f}"
         )
         if self.cross is None:
             sentence += " (right only if its answers are the same each time)"

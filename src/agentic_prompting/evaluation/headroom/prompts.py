@@ -199,9 +199,9 @@ def plan_stages(calls: int, prompts: int, rows: int) -> StagePlan:
         least_calls = prompts * _MIN_CHOOSING_ROWS + 2 * _MIN_FRESH_ROWS
         least_rows = 2 * _MIN_FRESH_ROWS
         raise ValueError(
-            f"{count_in_words(calls, 'call')} and {count_in_words(rows, 'row')} are too few for {prompts} prompts: give {least_calls} "
-            "calls and "
-            f"{least_rows} rows at least, or fewer prompts"
+            f"{count_in_words(calls, 'call')} and {count_in_words(rows, 'row')} are too few for "
+            f"{prompts} prompts: give {least_calls} calls and {least_rows} rows at least, or fewer "
+            "prompts"
         )
 
     # Calls that remain because there are too few rows are spent on repeats.

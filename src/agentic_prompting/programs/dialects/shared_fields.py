@@ -273,9 +273,8 @@ def check_reply_format(reply_format: object, name: str) -> None:
     if as_dict(reply_format).get("type") not in (None, "text"):
         message = (
             f"`{name}` is not supported: the policy samples without constraints, as it is trained. "
-            "Ask for JSON in "
-            "the prompt or as a tool's arguments, and list the errors of malformed JSON in "
-            "`mistakes=`."
+            "Ask for JSON in the prompt or as a tool's arguments, and list the errors of malformed "
+            "JSON in `mistakes=`."
         )
         raise Refusal(400, message, "unsupported_value", name)
 

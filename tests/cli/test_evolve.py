@@ -39,13 +39,14 @@ def models():
 
     def said(body, number):
         if body["model"] == "large":
-            return reflect(body["messages"])
+            return said.editor(body["messages"])
         if said.same is not None:
             return said.same
         right = "amber" in body["messages"][0]["content"] or number % 3 == 0
         return "It is blue." if right else "say amber"
 
     said.same = None
+    said.editor = reflect
     with LoopbackServer(said) as server:
         urls = ["--policy-base-url", server.base_url, "--reference-base-url", server.base_url]
         said.options = ["--policy-model", "small", "--reference-model", "large", *urls]
@@ -128,6 +129,28 @@ def test_an_empty_best_prompt_is_status_3(run, own, models):
         "evolve", *own, *models.options, "--grammar", "free", "--reward", "desk_reward:score"
     )
     assert status == 3 and "nothing was learned" in err and "by rating:\n\n" not in out
+
+
+def test_proposing_no_change_is_no_incapability(run, own, models):
+    models.editor = lambda messages: "[]"
+    words = ["evolve", *own, *models.options, "--grammar", "free", "--reflection", "one_call"]
+    words += ["--reflect-on", "imperfect"]
+    status, out, err = run(*words)
+    assert status == 3 and "proposed no change in 2 attempts" in err
+    assert "no usable edit" not in err and "more capable" not in err
+    assert "no change proposed in 2, without a usable edit 0" in out
+    record = json.loads(run(*words, "--json")[1])
+    assert record["attempts"] == {"no_change": 2}
+
+
+def test_no_change_is_counted_apart_from_unreadable(run, own, models):
+    replies = iter(["[]", "I have no idea."])
+    models.editor = lambda messages: next(replies)
+    words = ["evolve", *own, *models.options, "--grammar", "free", "--reflection", "one_call"]
+    status, out, err = run(*words, "--reflect-on", "imperfect")
+    assert status == 3 and "no change proposed in 1, without a usable edit 1 (unreadable 1)" in out
+    assert "1 attempt of the reference LLM had no usable edit" in err
+    assert "1 more proposed no change" in err
 
 
 def test_errors_of_the_python_api_name_options(run, own, models):

@@ -145,7 +145,8 @@ def test_all_four_edits_and_free_text():
         (object_of({"op": "add"}), "unchanged"),
         (object_of({"op": "modify", "ids": ["G9"], "text": "x"}), "unchanged"),
         (object_of({"op": "add", "text": "word " * 40}), "unchanged"),
-        (object_of(), "unchanged"),
+        ("[", "unreadable"),
+        ('I compared them.\n```json\n{"edits": [', "unreadable"),
         ("", "call_failed"),
     ],
 )
@@ -158,6 +159,23 @@ def test_a_reply_that_is_none_is_a_failed_reflection(reply, reason):
         1,
     )
     assert outcome.metrics()["evolution/mutation_failed"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "reply", [object_of(), "[]", "Nothing to fix.\n```json\n[]\n```", '{"edits": []']
+)
+def test_an_empty_list_of_edits_is_no_failure(reply):
+    outcome = ask(ScriptedChat([reply]))
+    assert (outcome.reason, outcome.child, outcome.failed) == ("no_change", None, False)
+    metrics = outcome.metrics()
+    assert metrics["evolution/no_change"] == 1.0
+    assert metrics["evolution/mutation_failed"] == metrics["evolution/unchanged"] == 0.0
+
+
+def test_edits_that_cancel_are_not_no_change():
+    texts = [PROMPT.principles[0] + " Now.", PROMPT.principles[0]]
+    edits = [{"op": "modify", "ids": ["G0"], "text": text} for text in texts]
+    assert ask(ScriptedChat([object_of(*edits)])).reason == "unchanged"
 
 
 def test_a_part_that_cannot_be_read_leaves_the_others():
@@ -283,7 +301,7 @@ def test_instructions_are_written_anew():
         ("<instructions> \n </instructions>", "unreadable"),
         ("<instructions>[G0]. Add.\n\nA paragraph of nothing.</instructions>", "unreadable"),
         (f"<instructions>{'word ' * 501}</instructions>", "unreadable"),
-        (f"<instructions>{PROMPT.text}</instructions>", "unchanged"),
+        (f"<instructions>{PROMPT.text}</instructions>", "no_change"),
         (None, "call_failed"),
     ],
 )

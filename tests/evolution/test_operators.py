@@ -158,7 +158,7 @@ def test_a_failure_at_each_call():
 def test_bad_replies():
     assert mutate(reference(critique="I have no idea."), MIXED).reason == "unreadable"
     assert mutate(reference(plan="Nice proposals!"), MIXED).reason == "unreadable"
-    assert mutate(reference(critique="[]"), MIXED).reason == "unchanged"
+    assert mutate(reference(critique="[]"), MIXED).reason == "no_change"
     too_long = edits({"op": "add", "text": "word " * 33}, {"op": "remove", "id": "G0"})
     outcome = mutate(reference(critique=too_long), MIXED)
     assert (outcome.reason, outcome.child) == ("unchanged", None)
@@ -226,7 +226,7 @@ def test_the_plan_decides_about_suggested_wordings():
         reference(critique=edits({"op": "modify", "id": "G1", "text": "Name all."}), plan="[]"),
         MIXED,
     )
-    assert (only.reason, only.child) == ("unchanged", None)
+    assert (only.reason, only.child) == ("no_change", None)
     plan = edits({"op": "modify", "id": "G0", "text": "Check tiny and odd cases."})
     assert (
         mutate(reference(critique=modify, plan=plan), MIXED).child.principles[0]
@@ -267,11 +267,11 @@ def test_free_text():
         mutate(
             reference(critique=BLOCK, plan="NO CHANGE"), PromptResult(TEXT, MIXED.problems)
         ).reason
-        == "unchanged"
+        == "no_change"
     )
     assert (
         mutate(reference(critique="NO CHANGE"), PromptResult(TEXT, MIXED.problems)).reason
-        == "unchanged"
+        == "no_change"
     )
     assert (
         mutate(reference(critique=BLOCK, plan="Hm."), PromptResult(TEXT, MIXED.problems)).reason
@@ -419,7 +419,7 @@ def test_principles_are_checked_one_by_one_and_corrected():
 
 
 def test_correction_fails_as_the_others_do():
-    assert correct(ScriptedChat(["[]"]), PROMPT).reason == "unchanged"
+    assert correct(ScriptedChat(["[]"]), PROMPT).reason == "no_change"
     assert (
         correct(ScriptedChat(["[]"], fail_on=lambda number: True), PROMPT).reason == "call_failed"
     )

@@ -11,7 +11,7 @@ from accelerate.utils import DistributedType
 from transformers import AutoTokenizer
 
 from agentic_prompting import ESPLTrainer, OpenAIChat
-from agentic_prompting.evolution import Population, SystemPrompt, rate, read_journal
+from agentic_prompting.evolution import Outcome, Population, SystemPrompt, rate, read_journal
 from agentic_prompting.llm import BudgetExceeded, Misconfigured, Reply, ScriptedChat
 from agentic_prompting.rollout import (
     AgentSpec,
@@ -22,6 +22,7 @@ from agentic_prompting.rollout import (
     read_rollouts,
 )
 from agentic_prompting.trainers import TrainingStopped
+from agentic_prompting.trainers.reflectors import ReflectionWatch
 from agentic_prompting.trainers.rollouts import Batch, BatchPosition
 from support.espl_training import (
     EDIT,
@@ -489,6 +490,18 @@ def test_a_dead_reference_changes_nothing(tiny_policy, rows, tmp_path, caplog):
     assert logged == [None, 1.0, 1.0, 1.0]
     assert caplog.text.count("no new system prompt") == 1
     assert "call_failed 3" in caplog.text
+
+
+def test_warning_without_any_proposed_change(caplog):
+    watch = ReflectionWatch()
+    watch.note([Outcome("mutation", reason="no_change")] * 3)
+    assert "in all 3 attempts the reference LLM proposed no change" in caplog.text
+    assert "failed" not in caplog.text
+    caplog.clear()
+    watch = ReflectionWatch()
+    reasons = ("no_change", "unreadable", "unreadable")
+    watch.note([Outcome("mutation", reason=reason) for reason in reasons])
+    assert "2 of 3 attempts" in caplog.text and "1 proposed no change" in caplog.text
 
 
 def test_a_reference_that_can_never_answer_stops_training(tiny_policy, rows, tmp_path):

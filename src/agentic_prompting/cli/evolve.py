@@ -148,6 +148,8 @@ def evolve(arguments: Sequence[str]) -> int:
         print_text(
             f"\nthe best of {len(result.population.members)} prompts, by rating:\n{prompt}\n"
         )
+        if result.attempts:
+            print_text(_describe_attempts(result.attempts))
         held_out = _describe_held_out(result)
         if held_out:
             print_text(held_out)
@@ -323,6 +325,7 @@ def _record(result: EvolveResult, folder: Path) -> dict[str, Any]:
     return {
         "prompt": result.best.text,
         "steps": len(result.steps),
+        "attempts": result.attempts,
         "held_out": held_out,
         "first_held_out": first.held_out,
         "best_held_out": best.held_out,
@@ -338,6 +341,24 @@ def _first_and_best(result: EvolveResult) -> tuple[Member, Member]:
     members = result.population.members
     best = next(member for member in members if member.prompt.text == result.best.text)
     return members[0], best
+
+
+def _describe_attempts(attempts: Mapping[str, int]) -> str:
+    """How many attempts made a prompt, proposed no change, and failed, on one line."""
+    failures = {
+        reason: count for reason, count in attempts.items() if reason not in ("child", "no_change")
+    }
+    parts = [
+        count_in_words(attempts.get("child", 0), "new prompt"),
+        f"no change proposed in {attempts.get('no_change', 0)}",
+    ]
+    # Why the other ones made no prompt, in the words of the journal.
+    failed = f"without a usable edit {sum(failures.values())}"
+    if failures:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in failures.items())
+        failed += f" ({reasons})"
+    parts.append(failed)
+    return f"{count_in_words(sum(attempts.values()), 'attempt')}: {', '.join(parts)}"
 
 
 def _describe_held_out(result: EvolveResult) -> str:

@@ -31,6 +31,7 @@ from ..llm import (
     spans,
 )
 from ..llm.loop import in_parallel
+from ..llm.numbers import count_in_words
 from ..records import atomic_write, digest, only_writer
 from ..rewards.answer_checks import check_answers_of_rows
 from ..rewards.reward_columns import (
@@ -50,7 +51,7 @@ from .generation import (
     read_journal,
 )
 from .least_budget import LeastBudget, estimate_least_budget
-from .operators import MAX_CHARS, Outcome
+from .operators import MAX_CHARS, WITHOUT_ATTEMPT, Outcome
 from .population import Population, load_state, member_id
 from .results import Attempt, ProblemResult, PromptResult, mean, question_of, truth_of
 from .scoring import Reward, read_problems, score
@@ -120,6 +121,19 @@ class EvolveResult:
     stopped: str | None = None
 
     @property
+    def attempts(self) -> dict[str, int]:
+        """The attempts to write a new prompt by how they ended.
+
+        The keys are those of `Outcome.reason`. Operators without evidence made no attempt.
+        """
+        reasons: Counter[str] = Counter()
+        for log in self.steps:
+            reasons.update(operator["reason"] for operator in log.operators)
+        for reason in WITHOUT_ATTEMPT:
+            del reasons[reason]
+        return dict(reasons)
+
+    @property
     def nothing_learned(self) -> str:
         """Why the run has no new prompt to show, and what to change; empty if it has one."""
         operators = []
@@ -141,11 +155,22 @@ class EvolveResult:
             return f"no step had evidence; {notes[-1]}"
         if not operators:
             return "no step has rated a prompt; raise steps="
+        # The reference LLM may rightly find nothing to change.
+        attempts = self.attempts
+        no_change = attempts.pop("no_change", 0)
+        if no_change and not attempts:
+            return (
+                f"the reference LLM proposed no change in {count_in_words(no_change, 'attempt')}, "
+                "which is a valid reply: the first prompt stays; take harder problems, or another "
+                "reference LLM"
+            )
         counts = sum((Counter(operator["counts"]) for operator in operators), Counter())
-        count_texts = ", ".join(f"{name} {count}" for name, count in counts.items())
+        reason_texts = [f"{name} {count}" for name, count in [*attempts.items(), *counts.items()]]
+        proposed_nothing = f"; {no_change} more proposed no change" if no_change else ""
         return (
-            f"the reference LLM made no usable edit ({count_texts}); take a more capable one, or "
-            "raise max_words="
+            f"{count_in_words(sum(attempts.values()), 'attempt')} of the reference LLM had no usable "
+            f"edit ({', '.join(reason_texts)}){proposed_nothing}; take a more capable one, or raise "
+            "max_words="
         )
 
 

@@ -29,10 +29,14 @@ Reason = Literal[
     "too_few_winners",
     "call_failed",
     "unreadable",
+    "no_change",
     "unchanged",
     "known",
     "copied",
 ]
+WITHOUT_ATTEMPT = ("no_evidence", "too_few_winners")
+"""The reasons for which an operator makes no call."""
+
 Summaries = Sequence[tuple[float, str]]
 """Reward and summary of each attempt at one problem."""
 
@@ -120,9 +124,12 @@ class Outcome:
         child ([`SystemPrompt`], *optional*): With parents and operator, without id: for
             [`Population.add`].
         reason (`str`): `child`; `no_evidence` and `too_few_winners`: no problem was worth
-            reflecting on, and no call was made; `call_failed`, `unreadable`, `unchanged`, `known`,
-            `copied`: the operator failed. `known`: the child says the same as a prompt of the
-            population; set when it would join. `copied`: the child repeats a training problem.
+            reflecting on, and no call was made; `no_change`: the reference LLM answered that nothing
+            is to be changed (an empty list of edits, or the same instructions again), which is no
+            failure; `call_failed`, `unreadable`, `unchanged`, `known`, `copied`: the operator
+            failed. `unchanged`: every edit was refused, or they cancel. `known`: the child says
+            the same as a prompt of the population; set when it would join. `copied`: the child
+            repeats a training problem.
         counts (`Counter[str]`): `calls`, `failed_calls`; `proposed` (edits of the critiques that
             fit), `applied` (edits of the final plan), `refused/<why>` of both, `unread/<why>`.
         usage ([`Usage`]): The usage of all calls.
@@ -141,7 +148,7 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether the operator made calls and returned no child."""
+        """Whether the operator made calls and returned no child, although a change was proposed."""
         return self.reason in ("call_failed", "unreadable", "unchanged", "known", "copied")
 
     def metrics(self) -> dict[str, float]:
@@ -149,6 +156,7 @@ class Outcome:
         return {
             f"evolution/{self.operator}_children": float(self.child is not None),
             f"evolution/{self.operator}_failed": float(self.failed),
+            "evolution/no_change": float(self.reason == "no_change"),
             "evolution/unchanged": float(self.reason in ("unchanged", "known")),
             "evolution/copied": float(self.reason == "copied"),
             "evolution/calls": float(self.counts["calls"]),
@@ -268,6 +276,10 @@ class Operation:
         if not parsed.found or (parsed.problems and not parsed.edits):
             return self.outcome.finish("unreadable")
 
+        # Without an edit, and with nothing in the draft yet, nothing was proposed.
+        if not parsed.edits and draft.finish().key == self.prompt.key:
+            return self.outcome.finish("no_change")
+
         # Apply it. Free text has only one operation.
         if self.is_free_text:
             allowed = ("replace",)
@@ -284,6 +296,9 @@ class Operation:
         if len(text.split()) > MAX_REWRITTEN_WORDS:
             self.outcome.counts["refused/too_long"] += 1
             return self.outcome.finish("unreadable")
+        # The same instructions again are a rewriting that proposes nothing.
+        if text.split() == self.prompt.text.split():
+            return self.outcome.finish("no_change")
         rewriting = Edit("replace", text=text, search=self.prompt.text)
         self.record_edits(EditReport([rewriting]), "applied")
         return self._finish_child(child)
@@ -354,7 +369,8 @@ async def mutate(
     # Collect the local edits of all problems.
     draft, proposals = _propose(operation, parsed_critiques)
     if not proposals:
-        return outcome.finish("unchanged")
+        has_edits = any(parsed.edits for _, parsed in parsed_critiques)
+        return outcome.finish("unchanged" if has_edits else "no_change")
 
     # Consolidate them (A.5). The draft was only added to so far: the ids are still the parent's.
     plan = await operation.ask(
@@ -554,6 +570,10 @@ async def correct(
             corrections.append((name, operation.read(reply)))
     if not any(parsed.found for _, parsed in corrections):
         return outcome.finish("unreadable" if corrections else "call_failed")
+
+    # Every check found its principle right.
+    if not any(parsed.edits or parsed.problems for _, parsed in corrections):
+        return outcome.finish("no_change")
 
     # A check may edit only its own principle.
     for name, parsed in corrections:

@@ -325,6 +325,11 @@ def _read_values(values: list[Any], repaired_text: str) -> ParsedEdits:
     if not records and not any(map(_is_empty_list, values)):
         return ParsedEdits(problems=("not_an_edit",) if values else ("no_json",))
 
+    # An empty list says that nothing is to be changed only if the reply has closed it.
+    is_open = repaired_text.count("[") > repaired_text.count("]")
+    if not records and is_open and _is_empty_list(values[-1]):
+        return ParsedEdits(problems=("cut_off",))
+
     # If the last text ends the reply, without its quotation mark, the reply was cut off inside it.
     problems = []
     if records and repaired_text:

@@ -168,7 +168,7 @@ class PolicyReflector:
 
 
 class ReflectionWatch:
-    """Warns once if the attempts of a run to write a new system prompt all fail.
+    """Warns once if no attempt of a run to write a new system prompt makes a child.
 
     Training goes on without children, so only the log would show it.
     """
@@ -176,6 +176,7 @@ class ReflectionWatch:
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter()  # by reason, and what could not be read
         self.failed_attempts = 0
+        self.no_change_attempts = 0  # the reference LLM proposed no change
         self.first_error = ""
         self.has_child = False
         self.has_warned = False
@@ -185,6 +186,8 @@ class ReflectionWatch:
         for outcome in outcomes:
             if outcome.reason == "child":
                 self.has_child = True
+            if outcome.reason == "no_change":
+                self.no_change_attempts += 1
             if not outcome.failed:
                 continue
             self.failed_attempts += 1
@@ -194,21 +197,35 @@ class ReflectionWatch:
                     self.failures[name] += count
             if outcome.error is not None and not self.first_error:
                 self.first_error = f"; the first error: {outcome.error}"
-        if self.failed_attempts >= MAX_SILENT_FAILURES:
+        if self.failed_attempts + self.no_change_attempts >= MAX_SILENT_FAILURES:
             self.warn()
 
     def warn(self) -> None:
         """Warn if there were attempts and none has made a child."""
-        if self.has_child or self.has_warned or not self.failed_attempts:
+        attempts = self.failed_attempts + self.no_change_attempts
+        if self.has_child or self.has_warned or not attempts:
             return
         self.has_warned = True
+        # A reference LLM that finds nothing to change has not failed.
+        if not self.failed_attempts:
+            logger.warning(
+                "no new system prompt: in all %d attempts the reference LLM proposed no change, "
+                "which is a valid reply. Take harder problems, or another reference LLM",
+                attempts,
+            )
+            return
+        no_change = ""
+        if self.no_change_attempts:
+            no_change = f", and {self.no_change_attempts} proposed no change"
         reasons = ", ".join(f"{name} {count}" for name, count in self.failures.items())
         logger.warning(
-            "no new system prompt: all %d attempts to write one have failed (%s)%s; evolution.jsonl "
+            "no new system prompt: %s %d attempts to write one have failed (%s)%s%s; evolution.jsonl "
             "in output_dir has each of them. Take a more capable reference LLM, or raise max_words= "
             "or the max_tokens of its replies",
-            self.failed_attempts,
+            f"{self.failed_attempts} of" if no_change else "all",
+            attempts,
             reasons,
+            no_change,
             self.first_error,
         )
 

@@ -32,8 +32,11 @@ function shownProblem(problem, place) {
 const prompts = (ids) => ids.join(", ");
 
 function refusedTable(refused) {
-  const rows = refused.map(([step, operator, reason, parents]) => [step, operator, reason.replaceAll("_", " "), parents.join(", ")]);
-  const details = el("details", {}, el("summary", { text: `${plural(refused.length, "attempt")} without a child` }));
+  const why = (reason) => reason === "no_change" ? "no change proposed" : reason.replaceAll("_", " ");
+  const rows = refused.map(([step, operator, reason, parents]) => [step, operator, why(reason), parents.join(", ")]);
+  const idle = refused.filter(([, , reason]) => reason === "no_change").length;
+  const summary = `${plural(refused.length, "attempt")} without a child${idle ? `, ${number(idle)} of which proposed no change` : ""}`;
+  const details = el("details", {}, el("summary", { text: summary }));
   details.addEventListener("toggle", () => details.children.length < 2 && details.append(table(["batch", "operator", "why", "parents"], rows)));
   return details;
 }

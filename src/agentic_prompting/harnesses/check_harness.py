@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,10 @@ from .workspace import Workspace
 
 TASK = "Create a file hello.txt that contains the word hi, then read it back and say done"
 ROW = {"question": TASK, "answer": "a word that no prompt may hold: SECRET42"}
+
+# Added to the task: tools for files want absolute paths, and an unconfined rollout has its own folder.
+_WORK_FOLDER_SUFFIX = " (work folder: `{work}`)"
+_CONFINED_WORK_FOLDER = "/tmp/agent/work"
 
 # The steps of the script, with a tool that runs commands or one for files.
 _STEPS = ("echo hi > hello.txt", "cat hello.txt")
@@ -48,7 +53,9 @@ def check_harness(
     Raises:
         [`LLMError`]: The harness is not installed, or cannot be isolated.
     """
-    # Play the task in a workspace that notes the names which the harness looks up.
+    # Play the task in a workspace that notes the names which the harness looks up. The task names
+    # the work folder, which the script needs for tools that take a path.
+    harness = replace(harness, task=harness.task + _WORK_FOLDER_SUFFIX)
     lookups: list[str] = []
     workspace = Workspace(on_lookup=lookups.append, isolation=isolation)
     program = CommandProgram(harness, workspace=workspace, reward=wrote_the_file, timeout=300)
@@ -152,7 +159,10 @@ class ScriptedAgent:
             candidates += _FILE_TOOLS[steps_done]
         for name in candidates:
             if name in tools:
-                return self.write_call(name, fill_arguments(tools[name], commands[steps_done]))
+                arguments = fill_arguments(
+                    tools[name], commands[steps_done], find_work_folder(prompt)
+                )
+                return self.write_call(name, arguments)
         return "No tool that I know."
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -161,21 +171,27 @@ class ScriptedAgent:
         return "<think>\nI use a tool.\n</think>\n\n" + call
 
 
-def fill_arguments(tool: Mapping[str, Any], command: str) -> dict[str, Any]:
+def find_work_folder(prompt: str) -> str:
+    """The work folder that the task in a prompt names; where it names none, a confined command's."""
+    named = re.search(r"\(work folder: `(.+?)`\)", prompt)
+    return named[1] if named else _CONFINED_WORK_FOLDER
+
+
+def fill_arguments(tool: Mapping[str, Any], command: str, work_folder: str) -> dict[str, Any]:
     """Arguments for a tool that runs commands, or reads or writes files."""
     schema = tool.get("parameters") or {}
     required = schema.get("required") or ()
     arguments = {}
     # Optional parameters are filled only where they say what the step does.
     for name, parameter in (schema.get("properties") or {}).items():
-        value = _argument_value(name, parameter, command, name in required)
+        value = _argument_value(name, parameter, command, work_folder, name in required)
         if value is not None:
             arguments[name] = value
     return arguments
 
 
 def _argument_value(
-    name: str, parameter: Mapping[str, Any], command: str, is_required: bool
+    name: str, parameter: Mapping[str, Any], command: str, work_folder: str, is_required: bool
 ) -> Any:
     """A value for a parameter of a tool; `None` leaves it out."""
     parameter_type = parameter.get("type", "")
@@ -183,7 +199,7 @@ def _argument_value(
     if name in ("command", "cmd", "input"):
         return ["bash", "-lc", command] if parameter_type == "array" else command
     if name.lower().replace("_", "") in ("path", "filepath", "absolutepath"):
-        return "/tmp/agent/work/hello.txt"
+        return f"{work_folder}/hello.txt"
     if name in ("content", "contents", "text"):
         return "hi\n"
 

@@ -13,6 +13,7 @@ from datasets import DatasetDict
 from hypothesis import given, strategies as st
 
 from agentic_prompting.data import TASKS, load_task
+from agentic_prompting.environments import LLMEnvironment, Worker, Workers
 from agentic_prompting.evaluation import (
     AgentSystem,
     Answer,
@@ -38,6 +39,7 @@ from agentic_prompting.evaluation import (
     write_tables,
 )
 from agentic_prompting.evaluation.scoring import format_scores, score_records, score_rollouts
+from agentic_prompting.interop.user import UserSimulator
 from agentic_prompting.llm import (
     BudgetExceeded,
     ReplayCache,
@@ -298,17 +300,17 @@ def test_an_edited_function_is_not_continued(tmp_path):
     ask()
 
 
+class Shop(Environment):
+    def step(self, rollout):
+        return None
+
+
 class CountingAgent:
-    """Plays a row by its column `price`, and counts the rows."""
+    """Counts the rows that it is asked, and answers none of them."""
 
-    def __init__(self):
+    def __init__(self, environment):
         self.asked = 0
-
-        class Shop(Environment):
-            def step(self, rollout):
-                return None
-
-        self.environment = Shop()
+        self.environment = environment
 
     def answer_all(self, questions, seed=0, progress=True):
         self.asked += len(questions)
@@ -317,7 +319,7 @@ class CountingAgent:
 
 def test_a_row_whose_columns_changed_is_asked_again(tmp_path, caplog):
     """An environment of the user's own may read any column of its row."""
-    agent = CountingAgent()
+    agent = CountingAgent(Shop())
 
     def ask(rows):
         system = AgentSystem(agent, "shop")
@@ -332,6 +334,36 @@ def test_a_row_whose_columns_changed_is_asked_again(tmp_path, caplog):
     assert "1 questions are asked again" in caplog.text
     ask([{**rows[0], "price": 4}, *rows[1:]])
     assert agent.asked == 21
+
+
+def _chat():
+    return ScriptedChat(lambda messages: "ok")
+
+
+@pytest.mark.parametrize(
+    ("environment", "columns"),
+    [
+        (Workers({"a": _chat(), "b": _chat()}), {"pool", "budget"}),
+        (Workers({"a": _chat(), "shop": Worker(Shop())}), {"pool", "budget", "price"}),
+        (UserSimulator(_chat()), {"pool", "budget", "price"}),
+        (LLMEnvironment(_chat()), set()),
+    ],
+)
+def test_columns_that_an_environment_reads_are_compared(tmp_path, environment, columns):
+    rows = [{**row, "pool": ["a"], "budget": "low", "price": 3} for row in ROWS]
+    changes = {"pool": ["a", "b"], "budget": "high", "price": 4}
+
+    for column, value in changes.items():
+        agent = CountingAgent(environment)
+        for first_row in (rows[0], {**rows[0], column: value}):
+            evaluate_agent(
+                AgentSystem(agent, "agent"),
+                {"sums": [first_row, *rows[1:]]},
+                runs=1,
+                output=tmp_path / column,
+                progress=False,
+            )
+        assert agent.asked == 20 + (column in columns)
 
 
 def test_labels_that_decide_a_refinement_are_asked_again(tmp_path):

@@ -21,7 +21,7 @@ from ..llm.loop import in_parallel
 from ..refine import ProRefiner, RefinementResult
 from ..refine.types import read_query
 from ..rewards import read_answer
-from ..rollout import Environments, Rollout, rollout_seed
+from ..rollout import RESET_SEED, Environment, Environments, Rollout, rollout_seed
 from ..rollout.recording import rollout_record
 from ..versions import code_version, combine_versions, row_version
 
@@ -329,21 +329,16 @@ class AgentSystem(System):
     @property
     def version(self) -> str | None:
         environment = getattr(self.agent, "environment", None)
-        environments = [environment]
+        # Several environments are of several files.
+        members = [environment]
         if isinstance(environment, Environments):
-            environments = list(environment.by_name.values())
-        codes = [code_version(getattr(part, "described_by", part)) for part in environments]
+            members = list(environment.by_name.values())
+        codes = [code_version(getattr(member, "described_by", member)) for member in members]
         return combine_versions([self._version, *codes])
 
     def row_version(self, row: Row) -> str | None:
-        environment = getattr(self.agent, "environment", None)
-        # Without an environment of the user's own, or a program, nobody reads the other columns.
-        if environment is None or isinstance(environment, LLMEnvironment | SearchEnvironment):
-            return None
-        # Workers read nothing but these two.
-        if isinstance(environment, Workers):
-            return row_version(row, ("workers", "budget"))
-        return row_version(row, set(row) - {"id", "question", "task"})
+        columns = _columns_read_by(getattr(self.agent, "environment", None), row)
+        return row_version(row, columns) if columns else None
 
     def answer_batch(self, rows: Sequence[Row], seed: int) -> list[Answer]:
         started = time.perf_counter()
@@ -353,6 +348,21 @@ class AgentSystem(System):
         rollouts = self.agent.answer_all(rows, seed=batch_seed, progress=False)
         seconds = (time.perf_counter() - started) / len(rollouts)
         return [answer_of_rollout(rollout, seconds) for rollout in rollouts]
+
+
+def _columns_read_by(environment: Environment | None, row: Row) -> set[str]:
+    """Return the columns besides the question that an environment may read in a row."""
+    # A subclass counts as an environment of the user's own.
+    if environment is None or type(environment) in (LLMEnvironment, SearchEnvironment):
+        return set()
+    if type(environment) is Workers:
+        columns = {"pool", "budget", RESET_SEED}
+        for worker in environment.pool.values():
+            if worker.is_environment:
+                columns |= _columns_read_by(worker.model, row)
+        return columns
+    # An environment of the user's own, or a program, may read any of them.
+    return set(row) - {"id", "question", "task"}
 
 
 class ProRefineSystem(System):

@@ -95,7 +95,8 @@ class PromptAgent:
     ):
         self.environment = environment
         self._spec = spec
-        if greedy_answer and (self._plays_itself or spec.environments):
+        is_program = self.environment is not None and self.environment.plays_whole_episodes
+        if greedy_answer and (is_program or spec.environments):
             raise ValueError(
                 "greedy_answer needs turns that are known to answer; a program's are not, and neither are those of "
                 "several environments: leave it off"
@@ -216,11 +217,6 @@ class PromptAgent:
     @environment.setter
     def environment(self, environment: Any) -> None:
         self._environment = as_environment(environment)
-
-    @property
-    def _plays_itself(self) -> bool:
-        """Whether the environment plays whole episodes, as a program does."""
-        return self._environment is not None and self._environment.play_episode is not None
 
     def answer(
         self,
@@ -343,9 +339,10 @@ class PromptAgent:
 
         # As in training, the environment gets the whole prompt in the row and may change it. The changed prompt is
         # complete: it includes the system prompt.
-        if self.environment is not None and (self.environment.has_reset or self._plays_itself):
+        environment = self.environment
+        if environment is not None and (environment.has_reset or environment.plays_whole_episodes):
             rows = [{**row, "prompt": prompt} for row, prompt in zip(rows, prompts, strict=True)]
-            rows = await reset_rows(self.environment, rows, self.limits, seeds=seeds)
+            rows = await reset_rows(environment, rows, self.limits, seeds=seeds)
             prompts = [row["prompt"] for row in rows]
 
         # Each rollout begins with the tokens of its prompt.

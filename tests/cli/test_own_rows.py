@@ -69,7 +69,7 @@ def test_all_commands_give_a_program_the_same_rows(file):
 
 
 def test_headroom_measures_a_program_on_its_rows(file, monkeypatch):
-    environment = SimpleNamespace(play_episode=print)
+    environment = SimpleNamespace(plays_whole_episodes=True)
     monkeypatch.setattr(HeadroomOptions, "open_environment", lambda *_: environment)
     monkeypatch.setattr(headroom, "_load_untrained", lambda *_: None)
     options = HeadroomOptions(dataset=file, untrained="m", environment="a:b")

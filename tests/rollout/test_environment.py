@@ -119,6 +119,16 @@ def test_an_object_with_a_step_is_one_with_all_that_it_has():
     )
 
 
+def test_an_object_that_plays_whole_episodes_is_a_program():
+    class Player(Duck):
+        async def play_episode(self, rollout, policy, chat_format, limits):
+            return rollout.finish("answered")
+
+    assert as_environment(Player()).plays_whole_episodes
+    assert not as_environment(Duck()).plays_whole_episodes
+    assert not as_environment(function).plays_whole_episodes
+
+
 def test_a_function_is_one():
     adapted = as_environment(function)
     assert observed(adapted).text == "function" and not adapted.has_reset

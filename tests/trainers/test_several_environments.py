@@ -197,7 +197,8 @@ def test_the_parts_of_several():
     one.by_name["oracle"].charge_to = lambda budget, account: spent.update({account: budget})
     one.charge_to(budget := Budget(), "environment")
     assert spent == {"environment/oracle": budget}
-    assert one.state_dict() == {"shop": {"seen": []}} and one.has_reset and one.play_episode is None
+    assert one.state_dict() == {"shop": {"seen": []}} and one.has_reset
+    assert not one.plays_whole_episodes
     one.load_state_dict({"shop": {"seen": ["a"]}})
     one.close()
     assert shop.closed and shop.seen == ["a"]

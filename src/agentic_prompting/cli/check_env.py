@@ -69,7 +69,7 @@ def check_env(arguments: Sequence[str]) -> int:
     # Load the environment, and make sure that a script or a model can play in it.
     environment: Any = load_environment(words[0])
     _refuse_agent(words[0])
-    if environment.play_episode is not None and options.model is None:
+    if environment.plays_whole_episodes and options.model is None:
         raise ValueError(
             "a program calls the policy by itself, so no script can play it: name a model with --model"
         )
@@ -90,8 +90,9 @@ def check_env(arguments: Sequence[str]) -> int:
     if options.dataset:
         dataset = options.load("", 0)
         # A program gets the rows that `train agent` gives it.
-        is_program = environment.play_episode is not None
-        rows = options.add_file_columns(dataset) if is_program else list(dataset)
+        rows = list(dataset)
+        if environment.plays_whole_episodes:
+            rows = options.add_file_columns(dataset)
     rows = [rows[episode % len(rows)] for episode in range(EPISODES)]
     # A model plays the agent, or else a script.
     if options.model is not None:

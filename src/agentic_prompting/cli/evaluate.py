@@ -231,9 +231,8 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
                 budget = options.budget(folder / "spending.sqlite")
                 environment = options.open_environment(stack, budget)
             # A program gets the rows that `train agent` gives it.
-            is_program = getattr(environment, "play_episode", None) is not None
             task_rows: list[Mapping[str, Any]] = list(rows)
-            if is_program:
+            if environment is not None and environment.plays_whole_episodes:
                 task_rows = list(options.add_file_columns(rows))
             task = EvaluationTask(Path(options.dataset).stem, task_rows)
             agent = PromptAgent.from_pretrained(run, environment)

@@ -147,7 +147,7 @@ def _connect_parts(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]
     if options.untrained:
         environment = options.open_environment(stack, budget)
         # A program gets the rows that `train agent` gives it.
-        if environment.play_episode is not None:
+        if environment.plays_whole_episodes:
             parts["rows"] = options.add_file_columns(rows)
         parts["agent"] = _load_untrained(options.untrained, environment)
     elif options.environment:

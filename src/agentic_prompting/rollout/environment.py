@@ -49,7 +49,7 @@ class Environment:
             playing them anew.
         play_episode (`Callable`, *optional*): An environment that plays whole episodes has this
             `async` method, with the arguments `(rollout, policy, chat_format, limits)`; `step` is
-            then never called.
+            then never called. Ask [`Environment.plays_whole_episodes`] whether one does.
 
     Example:
 
@@ -130,6 +130,11 @@ class Environment:
     def has_reset(self) -> bool:
         """Whether the environment defines `reset`."""
         return type(self).reset is not Environment.reset
+
+    @property
+    def plays_whole_episodes(self) -> bool:
+        """Whether the environment is a program: an agent that keeps its own loop."""
+        return self.play_episode is not None
 
     @property
     def described_by(self) -> Any:
@@ -237,7 +242,7 @@ def _as_named_environment(name: str, candidate: Any) -> Environment:
 
     # Only environments with a `step` can share a run.
     is_nested = isinstance(environment, Environments)
-    if environment is None or environment.play_episode is not None or is_nested:
+    if environment is None or environment.plays_whole_episodes or is_nested:
         raise TypeError(
             f"environment {name!r} must have a step(rollout): a program cannot be one of several "
             "environments, nor can None or a mapping"

@@ -57,7 +57,8 @@ async def play(
         return rollout.fail(Observation(error=reset_error))
 
     # A program keeps its own loop.
-    if environment is not None and environment.play_episode is not None:
+    if environment is not None and environment.plays_whole_episodes:
+        assert environment.play_episode is not None
         return await environment.play_episode(rollout, policy, chat_format, limits)
 
     # Among several environments, the row's own has its format and limits.

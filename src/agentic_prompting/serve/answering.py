@@ -113,11 +113,8 @@ class AgentAnswers:
     def __post_init__(self):
         environment = self.agent.environment
         # A program makes its calls itself, and nothing here could stop it at the limit.
-        if (
-            self.max_cost_usd is not None
-            and environment is not None
-            and environment.play_episode is not None
-        ):
+        is_program = environment is not None and environment.plays_whole_episodes
+        if self.max_cost_usd is not None and is_program:
             raise ValueError(
                 "max_cost_usd of a request cannot be held to with a program: leave it out, or use a budget"
             )
@@ -168,7 +165,7 @@ class AgentAnswers:
 
         # Between two turns, end an episode that has cost too much.
         environment = agent.environment
-        if environment is not None and environment.play_episode is None:
+        if environment is not None and not environment.plays_whole_episodes:
             environment = _MeteredEnvironment(environment, self.max_cost_usd, limits, on_progress)
         rollout = Rollout(prompt_ids, row=row, seed=seed)
         try:

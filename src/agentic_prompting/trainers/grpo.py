@@ -109,7 +109,6 @@ from .setup import (
     add_stop_texts,
     check_program_settings,
     create_budget,
-    is_program,
     limits_for,
     warn_of_slow_precision,
 )
@@ -350,7 +349,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         A program's rollouts may have several token sequences, each of which is a row for TRL.
         """
         args = self.args
-        if not is_program(environment):
+        if environment is None or not environment.plays_whole_episodes:
             return SingleSequenceRows(args.loss_type)
         check_program_settings(
             args, has_aux_loss(self.model, args.router_aux_loss_coef), self.spec.prompt_format
@@ -645,7 +644,8 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         environment: Environment | None,
     ) -> RewardFunctions | None:
         """Return the reward functions. By default, a program returns the reward itself."""
-        if is_program(environment) and not reward_funcs:
+        is_program = environment is not None and environment.plays_whole_episodes
+        if is_program and not reward_funcs:
             if not getattr(environment, "returns_reward", True):
                 raise ValueError(
                     "the output of a command is no reward, because the policy may have written it: "

@@ -187,7 +187,7 @@ def create_card(
     environment_name = None
     if agent.environment is not None and not hasattr(agent.environment, "chat"):
         environment_name = name_of(agent.environment)
-    is_program = agent.environment is not None and agent.environment.play_episode is not None
+    is_program = agent.environment is not None and agent.environment.plays_whole_episodes
 
     # Fill the template.
     system_prompt = agent.spec.system_prompt

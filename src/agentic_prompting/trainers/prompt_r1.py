@@ -7,7 +7,6 @@ from ..rollout import Environment, Grammar, TagGrammar, prompt_r1_template, temp
 from .config import PromptR1Config
 from .grpo import MultiTurnGRPOTrainer
 from .reward_functions import RewardFunctions
-from .setup import is_program
 
 
 class PromptR1Trainer(MultiTurnGRPOTrainer):
@@ -57,7 +56,7 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
         args: PromptR1Config,
         environment: Environment | None,
     ) -> RewardFunctions | None:
-        if is_program(environment):
+        if environment is not None and environment.plays_whole_episodes:
             raise ValueError(
                 "Prompt-R1's prompt and reward need turns in its tags, which a program does not "
                 "have: use MultiTurnGRPOTrainer"

@@ -90,7 +90,7 @@ def resolve_spec(
         grammar = grammar or environment.grammar
         environment_kwargs = environment.chat_template_kwargs
         # A program writes its prompts itself.
-        uses_template = environment.play_episode is None
+        uses_template = not environment.plays_whole_episodes
 
     # Start from the saved form, else from the default.
     saved = load_saved_spec(

@@ -26,11 +26,6 @@ logger = logging.getLogger(__name__)
 # --- settings ----------------------------------------------------------------------------------
 
 
-def is_program(environment: Environment | None) -> bool:
-    """Return whether an environment is a program: an agent that keeps its own loop."""
-    return environment is not None and environment.play_episode is not None
-
-
 def adapt_args(
     args: MultiTurnGRPOConfig, environment: Environment | None, environment_reward_count: int
 ) -> MultiTurnGRPOConfig:
@@ -50,7 +45,8 @@ def adapt_args(
 
     # TRL's default masks whole rows, but a program's rollout may have several.
     masks_sequences = args.vllm_importance_sampling_mode == "sequence_mask"
-    if is_program(environment) and args.use_vllm and masks_sequences:
+    is_program = environment is not None and environment.plays_whole_episodes
+    if is_program and args.use_vllm and masks_sequences:
         args = copy_args(args, vllm_importance_sampling_mode="token_truncate")
     return args
 

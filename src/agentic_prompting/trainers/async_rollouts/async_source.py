@@ -283,7 +283,7 @@ class AsyncSource:
         environment = self.player.environment
         if saved_group is not None and environment is not None:
             is_lost = environment.has_reset and not environment.repeatable_reset
-            if is_lost or environment.play_episode is not None:
+            if is_lost or environment.plays_whole_episodes:
                 self._played_anew_count += rollouts_per_row
             if is_lost:
                 saved_group = None

@@ -298,8 +298,9 @@ class PromptAgent:
         """Answer many questions concurrently.
 
         Args:
-            questions (`Sequence[str]` or rows): Questions, or dataset rows with `question` (or `prompt`). If a
-                row has a `refinement`, the refined prompt replaces the system prompt.
+            questions (`Sequence[str]` or rows): Questions, or dataset rows with `question` (or `prompt`), which may
+                have the column names of the training data (`columns` of the spec). If a row has a `refinement`,
+                the refined prompt replaces the system prompt.
             seed (`int`, *optional*, defaults to `0`): The same seed gives the same rollouts.
             progress (`bool`, *optional*, defaults to `True`): Show a progress bar after two seconds, or one line
                 per minute if the output is a file or a pipe.
@@ -331,6 +332,8 @@ class PromptAgent:
         self, rows: list[dict[str, Any]], seeds: Sequence[int]
     ) -> list[Rollout]:
         """Start an episode of the environment for each row, and make the rollouts with their prompts."""
+        # Programs and environments find the columns under the names that they had in training.
+        rows = [self.spec.with_both_names(row) for row in rows]
         # Raises if the agent has several environments and a row does not name one of them.
         prompts = []
         for row in rows:

@@ -118,6 +118,39 @@ def test_the_trajectory_on_request(serve):
     assert completion.trajectory["cost_usd"] == 0.25
 
 
+def test_fields_of_a_row_reach_the_environment(tiny_policy):
+    class Notes:
+        def step(self, rollout):
+            return f"the answer is {rollout.row['Text']} ."
+
+    agent = scripted_agent(tiny_policy, ScriptedChat([reply()]))
+    agent.environment = Notes()
+    columns = {"question": "Frage", "context": "Text", "answers": "Antwort", "files": "Dateien"}
+    agent.spec = replace(agent.spec, columns=columns)
+    with running(service_of(agent)) as address:
+        for name in ("context", "Text"):
+            body = {"row": {name: "Lima"}, "trajectory": True}
+            completion = ask(address, extra_body=body)
+            assert completion.trajectory["observations"][0]["text"] == "the answer is Lima ."
+        # The question is a message; truth and files are not for clients.
+        for row in ({"Frage": "q"}, {"Antwort": "a"}, {"Dateien": "/etc"}, {"note": 1}, [1]):
+            with pytest.raises(openai.BadRequestError) as refused:
+                ask(address, extra_body={"row": row})
+            assert refused.value.param == "row"
+        # All formats have the field.
+        with client(address) as asking:
+            body = {"row": {"note": "Lima"}}
+            with pytest.raises(openai.BadRequestError):
+                asking.responses.create(model="agent", input="what ?", extra_body=body)
+
+
+def test_an_agent_without_columns_takes_no_row(serve):
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(serve(), extra_body={"row": {"context": "x"}})
+    assert "--columns" in str(refused.value)
+    assert ask(serve(), extra_body={"row": None}).choices[0].message.content == "Nairobi"
+
+
 def test_an_environment_begins_each_episode(tiny_policy):
     """As in training: an instance of its own, and what it says first is in the prompt."""
 

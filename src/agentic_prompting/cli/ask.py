@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..llm.numbers import count_in_words
-from .hub import check_trained_agent
+from .hub import check_trained_agent, read_trained_columns
+from .loader import text_or_file
 from .option_parser import OptionParser
-from .options import JSON_HELP, LargeLLM, Tracing, option
+from .options import JSON_HELP, AskedAgent, option, read_columns
+from .script import print_error
 from .terminal import (
     print_json,
     print_observation,
@@ -27,15 +31,18 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class AskOptions(LargeLLM, Tracing):
+class AskOptions(AskedAgent):
     """The options of `ask`."""
 
-    run: Path | None = option("The trained agent's folder, the same as the argument RUN.")
+    row: str | None = option(
+        "Further fields of the question's row, which --program or --environment reads: a JSON object, or a file of it."
+    )
     seed: int = option("Seed of the conversation: the same seed gives the same one.", 0)
     json: bool = option(JSON_HELP, False)
 
 
 SETTINGS = (AskOptions,)
+_ROW_EXAMPLE = """--row '{"context": "..."}', or a file of it"""
 
 
 def ask(arguments: Sequence[str]) -> int:
@@ -45,19 +52,28 @@ def ask(arguments: Sequence[str]) -> int:
     # RUN may also be given as an option.
     if options.run is not None:
         words.insert(0, str(options.run))
-    if len(words) != 2:
+    if len(words) not in (1, 2) or (len(words) == 1 and options.row is None):
         raise ValueError(
             "name the trained agent and the question: agentic-prompting ask RUN QUESTION. "
             "`agentic-prompting demo` trains one, in runs/demo"
         )
+    from ..harnesses import SOLUTION_COLUMNS
+
     run = Path(words[0])
-    question = words[1]
     # Everything that can be wrong is found before the model is loaded.
     options.check_environment()
+    row = _read_row(options.row)
     check_trained_agent(run)
+    trained_columns = read_trained_columns(run)
+    columns = {**trained_columns, **read_columns(options.columns)}
+    row = _complete_row(row, columns, words[1:])
+    # A program may do without these fields, which its rows had in training.
+    for name in trained_columns:
+        if name not in (*row, *SOLUTION_COLUMNS, "id"):
+            _print_fix(name, f"in training a row also had {name!r}, and this one has not")
     options.start_tracing()
     if options.sandbox:
-        question = _in_words_of_sandbox(question)
+        row["question"] = _in_words_of_sandbox(row["question"])
 
     with ExitStack() as stack:
         with show_progress(f"loading {run}"):
@@ -72,13 +88,71 @@ def ask(arguments: Sequence[str]) -> int:
                 environment = _PrintingEnvironment(environment, source)
             disable_progress_bar()  # show_progress does it, and only on a terminal
             agent = PromptAgent.from_pretrained(run, environment)
-        rollout = agent.answer(question, options.seed)
+            options.name_columns(agent)
+        (rollout,) = agent.answer_all([row], options.seed, progress=False)
 
     if options.json:
-        print_json(_conversation(question, rollout))
+        print_json(_conversation(row["question"], rollout))
     else:
         _print_end(rollout)
+    # A program that reads a field which the row lacks has raised a KeyError. Columns of training
+    # that are missing have been named before.
+    missing = re.search(r"KeyError: '([^']+)'", str(rollout.error or ""))
+    if missing and missing[1] not in {*row, *columns, *columns.values()}:
+        _print_fix(missing[1], f"the row of this question has no {missing[1]!r}")
     return 1 if rollout.answer is None else 0
+
+
+# --- the row of the question -----------------------------------------------------------------------------------------
+
+
+def _read_row(text: str | None) -> dict[str, Any]:
+    """The fields of `--row`."""
+    try:
+        row = json.loads(text_or_file(text) or "{}")
+    except ValueError as error:
+        raise ValueError(f"--row is no JSON ({error}): {_ROW_EXAMPLE}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"--row takes an object with the fields of the row: {_ROW_EXAMPLE}")
+    if "prompt" in row:
+        raise ValueError(
+            "--row has `prompt`, which would take the place of the question: leave it out, and give the question itself"
+        )
+    return row
+
+
+def _complete_row(
+    row: Mapping[str, Any], columns: Mapping[str, str], questions: Sequence[str]
+) -> dict[str, Any]:
+    """The row of the question, with both names of each column.
+
+    Args:
+        row (`Mapping[str, Any]`): The fields of `--row`.
+        columns (`Mapping[str, str]`): Our name for a column -> that of the data in training.
+        questions (`Sequence[str]`): The argument QUESTION, if there is one.
+    """
+    from ..rollout import AgentSpec
+
+    # The question is an argument, or a field of the row under one of its two names.
+    names = [name for name in ("question", columns.get("question")) if name in row]
+    if questions and names:
+        raise ValueError(
+            f"the question is given twice, as QUESTION and as {names[0]!r} of --row: leave one of them out"
+        )
+    if questions:
+        row = {**row, "question": questions[0]}
+    completed = AgentSpec(columns=dict(columns)).with_both_names(row)
+    if not isinstance(completed.get("question"), str) or not completed["question"].strip():
+        raise ValueError(
+            "there is no question: agentic-prompting ask RUN QUESTION, or a text `question` in --row"
+        )
+    return completed
+
+
+def _print_fix(name: str, problem: str) -> None:
+    """Say that a row lacks a field, and how to give it."""
+    example = json.dumps({name: "..."}, ensure_ascii=False)
+    print_error(f"{problem}; give it with --row '{example}'")
 
 
 def _in_words_of_sandbox(question: str) -> str:

@@ -88,6 +88,8 @@ def check_env(arguments: Sequence[str]) -> int:
     # Without rows of your own every episode has the same made-up question.
     rows = [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]
     if options.dataset:
+        if options.model is not None:
+            options.add_trained_columns(options.model)
         dataset = options.load("", 0)
         # A program gets the rows that `train agent` gives it.
         rows = list(dataset)

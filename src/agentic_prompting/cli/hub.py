@@ -69,6 +69,27 @@ def check_trained_agent(run: str | Path) -> None:
         )
 
 
+def read_trained_columns(run: str | Path) -> dict[str, str]:
+    """The `--columns` with which an agent was trained: our name for each, and that of the data. Empty if unknown."""
+    from ..rollout import SPEC_FILE
+
+    file = Path(run) / SPEC_FILE
+    if not Path(run).is_dir():
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+        try:
+            file = Path(hf_hub_download(str(run), SPEC_FILE))
+        except (HfHubHTTPError, HFValidationError, OSError, ValueError):
+            return {}
+    # A damaged file is reported where the agent is loaded.
+    try:
+        columns = json.loads(file.read_text(encoding="utf-8")).get("columns")
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return columns if isinstance(columns, dict) else {}
+
+
 def holds_model(folder: Path) -> bool:
     """Whether a folder has the files of a model, or of an adapter of one."""
     return any((folder / name).exists() for name in _MODEL_FILES)

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection
+import sys
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .hub import is_hub_reachable
+from .hub import is_hub_reachable, read_trained_columns
 from .loader import load_environment
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from ..agent import PromptAgent
     from ..environments import LLMEnvironment
     from ..llm import Budget, OpenAIChat, ReplayCache
     from ..rollout import Environment
@@ -366,6 +368,38 @@ def read_columns(text: str | None) -> dict[str, str]:
     return columns
 
 
+def write_columns(columns: Mapping[str, str]) -> str:
+    """The text of `--columns` that [`read_columns`] reads."""
+    return ",".join(f"{name}={own_name}" for name, own_name in columns.items())
+
+
+@dataclass
+class AskedAgent(LargeLLM, Tracing):
+    """A trained agent that is asked questions of clients, by `ask` and `serve`."""
+
+    run: Path | None = option("The trained agent's folder, the same as the argument RUN.")
+    columns: str | None = option(
+        "Other names of a row's fields, for --program or --environment: question=q,context=c. Those of training need "
+        "not be named again."
+    )
+
+    def check_environment(self) -> None:
+        super().check_environment()
+        if self.environment is None:
+            refuse_options(
+                self,
+                ("columns", "row"),
+                "only an agent program or an environment of your own reads fields of a row; name it with --program "
+                "or --environment",
+            )
+        read_columns(self.columns)
+
+    def name_columns(self, agent: PromptAgent) -> None:
+        """Give the agent the names of `--columns` beside those of its training."""
+        columns = {**agent.spec.columns, **read_columns(self.columns)}
+        agent.spec = replace(agent.spec, columns=columns)
+
+
 @dataclass
 class TaskRows:
     """The rows to use: a task's, or your own."""
@@ -412,6 +446,22 @@ class TaskRows:
         from .own_rows import join_columns, read_own_rows
 
         return join_columns(rows, read_own_rows(self.dataset, self.column_names()))
+
+    def add_trained_columns(self, run: str | Path) -> None:
+        """Take the columns of `--dataset` from the training of an agent, where `--columns` does not name them."""
+        trained_columns = read_trained_columns(run) if self.dataset else {}
+        if not trained_columns:
+            return
+        from ..data import is_user_data
+        from .own_rows import choose_columns
+
+        # Anything else is refused where the rows are loaded.
+        if not is_user_data(self.dataset):
+            return
+        columns = choose_columns(str(self.dataset), self.column_names(), trained_columns)
+        if columns != self.column_names():
+            self.columns = write_columns(columns)
+            print(f"the columns of training are used: --columns {self.columns}", file=sys.stderr)
 
     def check_rows(self) -> None:
         """Raise `ValueError` for an option that would have no effect on the named rows."""

@@ -34,6 +34,27 @@ def read_own_rows(file: str, columns: Mapping[str, str]) -> list[dict[str, Any]]
     return rows
 
 
+def choose_columns(
+    file: str, chosen: Mapping[str, str], trained: Mapping[str, str]
+) -> dict[str, str]:
+    """The columns of a file for an agent that was trained with `--columns`.
+
+    Args:
+        file (`str`): The file.
+        chosen (`Mapping[str, str]`): Those of the command itself, which come first.
+        trained (`Mapping[str, str]`): Those of its training; of them the ones that the file has.
+    """
+    file_columns = set(read_rows(file)[0])
+    names_answers = not {"answer", "answers"}.isdisjoint(chosen)
+    columns = {}
+    for name, own_name in trained.items():
+        # Accepted answers come from one column only.
+        is_replaced = names_answers and name in ("answer", "answers")
+        if own_name in file_columns and not is_replaced:
+            columns[name] = own_name
+    return {**columns, **chosen}
+
+
 def has_labels(rows: Sequence[Row]) -> bool:
     """Whether [`load_task`] would keep all of these rows: each has a question and an accepted answer."""
     return all(isinstance(row.get("question"), str) and read_answers(row) for row in rows)

@@ -61,6 +61,7 @@ def rescore(arguments: Sequence[str]) -> int:
             "it is for the rows of --task or --dataset, which are not given",
         )
     elif options.dataset:
+        options.add_trained_columns(words[0])
         rows = _load_own_rows(options)
     else:
         rows = options.load(options.task or "", 0)

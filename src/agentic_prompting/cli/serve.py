@@ -16,14 +16,13 @@ except ImportError as error:
 
 from .hub import check_trained_agent
 from .option_parser import OptionParser
-from .options import LargeLLM, Tracing, option
+from .options import AskedAgent, option
 
 
 @dataclass
-class ServeOptions(LargeLLM, Tracing):
+class ServeOptions(AskedAgent):
     """The options of `serve` beside those of [`ServeConfig`]."""
 
-    run: Path | None = option("The trained agent's folder, the same as the argument RUN.")
     refine: bool = option("Serve ProRefine over the large LLM too, as `prorefine`.", False)
     name: str = option("What clients call the agent.", "agent")
     prefix_cache_mb: float | None = option(
@@ -74,6 +73,7 @@ def serve(arguments: Sequence[str]) -> int:
         if cache_mb is None:
             cache_mb = free_for_cache_mb(folder)
         agent = PromptAgent.from_pretrained(folder, environment, prefix_cache_mb=cache_mb)
+        options.name_columns(agent)
         run_service(agent_service(agent, config, options.name, refined, budget))
     return 0
 

@@ -14,6 +14,7 @@ import warnings
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,9 @@ def main(method: str, arguments: Sequence[str]) -> None:
                 raise ValueError(second_run_message(folder, as_options=True))
             decide_on_main_process(state, lambda: move_run_aside(folder, model.model_name_or_path))
         trainer, report = script.build_trainer(args, model, stack)
+        # Saved with the agent, for questions that it is asked later.
+        if script.dataset:
+            trainer.spec = replace(trainer.spec, columns=script.column_names())
         # Before anything is spent; a run that goes on has spent already. Demonstrations, which have
         # a report of their own, spend nothing.
         if report is None and state.is_main_process and not read_resume_option(args):

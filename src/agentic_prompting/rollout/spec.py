@@ -200,6 +200,9 @@ class AgentSpec:
         environments (`dict[str, dict]`, *optional*): In a run with several environments, the own
             values of `prompt_template`, `grammar` and `chat_template_kwargs` of each, by name; see
             [`AgentSpec.for_row`].
+        columns (`dict[str, str]`, *optional*): The columns of the rows it was trained on, as
+            `--columns` named them: our name -> that of the user's data; see
+            [`AgentSpec.with_both_names`].
 
     Raises:
         `ValueError`: If a template has no `{question}`, or `prompt_format` is neither of the two.
@@ -215,6 +218,7 @@ class AgentSpec:
     sampling: dict[str, Any] = field(default_factory=dict)
     prompt_format: str = "chat"
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    columns: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self):
         # Check the template of each environment as well.
@@ -262,6 +266,20 @@ class AgentSpec:
             )
         # The environment's own values replace those of the agent.
         return replace(self, environments={}, **self.environments[name])
+
+    def with_both_names(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a row that has each of `columns` under both of its names, as rows of training do.
+
+        A program or an environment may read either of them. A value that the row has under one name
+        only is copied to the other.
+        """
+        completed = dict(row)
+        for name, own_name in self.columns.items():
+            if name in row:
+                completed.setdefault(own_name, row[name])
+            elif own_name in row:
+                completed[name] = row[own_name]
+        return completed
 
     def environment_specs(self) -> list[AgentSpec]:
         """Return the form in each of several environments, in order; empty if there is only one."""
@@ -412,7 +430,7 @@ class AgentSpec:
         for field_name in ("prompt_template", "system_prompt"):
             if not isinstance(getattr(spec, field_name) or "", str):
                 raise TypeError(f"{field_name} is not a string")
-        for field_name in ("chat_template_kwargs", "sampling"):
+        for field_name in ("chat_template_kwargs", "sampling", "columns"):
             if not isinstance(getattr(spec, field_name), dict):
                 raise TypeError(f"{field_name} is not an object")
         return spec

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..environments.workers import Workers, costs_by_worker
 from ..evolution import SystemPrompt
+from ..harnesses import SOLUTION_COLUMNS
 from ..llm import BadRequest, BudgetExceeded, ChatModel, LLMError, Message, Reply, Usage, as_chat
 from ..refine import RefinedChat
 from ..rollout import (
     RESET_ERROR,
+    RESET_SEED,
     AgentSpec,
     Environment,
     Limits,
@@ -41,6 +43,18 @@ _FINISH_REASONS = {
     "malformed": "stop",
     "truncated": "length",
     "out_of_turns": "length",
+}
+# Columns that no request may have: the question and its identity, the truth, and a command's files.
+_WITHHELD_FIELDS = {
+    "id",
+    "question",
+    "prompt",
+    "environment",
+    "files",
+    "tests",
+    RESET_ERROR,
+    RESET_SEED,
+    *SOLUTION_COLUMNS,
 }
 
 
@@ -95,6 +109,7 @@ class Answers(Protocol):
         max_tokens: int | None,
         greedy: bool = False,
         on_progress: OnProgress | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> ServedAnswer: ...
 
 
@@ -124,6 +139,19 @@ class AgentAnswers:
                 "PromptAgent.from_pretrained(folder, environment, name=...)"
             )
 
+    @property
+    def row_fields(self) -> list[str]:
+        """The fields of a row that a request may have, under both of their names.
+
+        They are the agent's columns beside the question, the truth, and the files of a command: a
+        client can send no other one, so that no path reaches a program that trusts its rows.
+        """
+        names = []
+        for name, own_name in self.agent.spec.columns.items():
+            if name not in _WITHHELD_FIELDS and own_name not in _WITHHELD_FIELDS:
+                names += [name, own_name]
+        return list(dict.fromkeys(names))
+
     async def __call__(
         self,
         messages: Sequence[Message],
@@ -131,13 +159,16 @@ class AgentAnswers:
         max_tokens: int | None,
         greedy: bool = False,
         on_progress: OnProgress | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> ServedAnswer:
         # Begin an episode, as in training.
         agent = self.agent
         row: dict[str, Any] = {
+            **(fields or {}),
             "question": messages[-1]["content"],
             "prompt": conversation(agent.spec, messages),
         }
+        row = agent.spec.with_both_names(row)
         limits = agent.limits
         (row,) = await reset_rows(agent.environment, [row], limits, seeds=[seed])
         reset_error = row.get(RESET_ERROR)
@@ -217,6 +248,7 @@ class ChatAnswers:
         max_tokens: int | None,
         greedy: bool = False,
         on_progress: OnProgress | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> ServedAnswer:
         # The settings of the request. All others are left to the model.
         sampling: dict[str, Any] = {}

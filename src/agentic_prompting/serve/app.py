@@ -158,6 +158,7 @@ class _App:
         read = partial(read_answer_request, body, dialect, request.path_qs)
         answer_request = await run_in_request_thread(read) if is_large_body(request) else read()
         self._check_model(answer_request.model)
+        self._check_row(answer_request)
 
         headers = {}
         if answer_request.ignored:
@@ -284,6 +285,18 @@ class _App:
         if name not in self.service.models:
             message = f"The model {name[:80]!r} does not exist: there are {', '.join(self.service.models)}."
             raise Refusal(404, message, "model_not_found", "model")
+
+    def _check_row(self, request: AnswerRequest) -> None:
+        """Refuse fields of a row that the model does not take: without them the answer would be another one."""
+        taken = getattr(self.service.models[request.model], "row_fields", ())
+        for name in request.row_fields:
+            if name not in taken:
+                message = (
+                    f"`row` has the field {name[:80]!r}, which {request.model[:80]} does not take"
+                )
+                message += f": it takes {', '.join(taken)}" if taken else ": it takes none"
+                message += ". The operator of the service names such fields with --columns."
+                raise Refusal(400, message, "unsupported_value", "row")
 
     # ---- pages ----
 

@@ -199,6 +199,10 @@ def _describe_chat_request(models: Sequence[str]) -> dict[str, Any]:
                 "maximum": 2,
                 "description": "0 takes the likeliest token each time. Others are ignored.",
             },
+            "row": {
+                "type": ["object", "null"],
+                "description": "Fields of the row that an agent program reads beside the question.",
+            },
             "trajectory": {
                 **boolean,
                 "description": "Send `trajectory`, how the answer came about, as well.",

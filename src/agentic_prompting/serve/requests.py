@@ -8,9 +8,10 @@ reply's header `X-Ignored-Parameters`.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..llm import Message
@@ -26,6 +27,7 @@ from ..programs import (
 from ..programs.dialects.shared_fields import as_dict, check_supported, parse_json
 from ..programs.gateway import SHAPE_ERRORS
 
+_ROW = "row"  # the field with those of a row, in every format
 _MAX_IGNORED = 20  # ignored fields that the header names
 
 # The fields that have an effect, or that a dialect refuses if they ask for what is not offered.
@@ -111,6 +113,7 @@ class AnswerRequest:
         wants_trajectory (`bool`): Whether the reply has the field `trajectory`.
         wants_progress (`bool`): Whether the stream also has the events of the episode.
         ignored (`list[str]`): Names of the fields that have no effect.
+        row_fields (`dict[str, Any]`): The fields of the row, which an agent program reads beside the question.
     """
 
     completion_request: CompletionRequest
@@ -120,6 +123,7 @@ class AnswerRequest:
     wants_trajectory: bool
     wants_progress: bool
     ignored: list[str]
+    row_fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def model(self) -> str:
@@ -175,7 +179,22 @@ def read_answer_request(body: bytes, dialect: Dialect, path: str) -> AnswerReque
         wants_trajectory=bool(content.get("trajectory")),
         wants_progress=wants_progress,
         ignored=ignored[:_MAX_IGNORED],
+        row_fields=_read_row(content),
     )
+
+
+def _read_row(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the row, which are the same in all formats."""
+    row = content.get(_ROW)
+    if row is None:
+        return {}
+    if not isinstance(row, dict):
+        text = f"`{_ROW}` must be an object with the fields of a row."
+        raise Refusal(400, text, "invalid_value", _ROW)
+    if _HALF_A_PAIR.search(json.dumps(row, ensure_ascii=False)):
+        text = f"`{_ROW}` must be Unicode: there is half of a surrogate pair in it."
+        raise Refusal(400, text, "invalid_value", _ROW)
+    return row
 
 
 def _read_conversation(request: CompletionRequest) -> list[Message]:
@@ -207,7 +226,7 @@ def _find_ignored(content: Mapping[str, Any], dialect: Dialect) -> list[str]:
     names = []
     for name, value in fields.items():
         # A null asks for nothing. Odd names are left out, because they could forge a header.
-        is_used = value is None or name in _USED_FIELDS[type(dialect)]
+        is_used = value is None or name == _ROW or name in _USED_FIELDS[type(dialect)]
         if not is_used and re.fullmatch(r"\w{1,40}", name, re.ASCII):
             names.append(name)
     # Sorted, so that the header does not depend on the order of the fields.

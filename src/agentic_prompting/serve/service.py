@@ -142,6 +142,8 @@ class Service:
                 loop.call_soon_threadsafe(report, event)
 
             options["on_progress"] = hand_over
+        if request.row_fields:
+            options["fields"] = request.row_fields
         answering = self.models[request.model](
             request.messages,
             seed,

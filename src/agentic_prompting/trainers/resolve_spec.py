@@ -120,6 +120,7 @@ def resolve_spec(
         chat_template_kwargs=chat_template_kwargs,
         stop_at_tags=args.stop_at_tags,
         sampling=asdict(sampling_of(args)),
+        columns={},  # those of the saved model's rows
     )
     return spec, origin
 

@@ -7,6 +7,7 @@ import pytest
 from agentic_prompting.data import hold_out, load_task
 from agentic_prompting.llm import Budget, Usage
 from support.evolving import reflect
+from support.pages import block
 from support.servers import LoopbackServer
 
 OWN_REWARD = '''
@@ -153,6 +154,17 @@ def test_no_change_is_counted_apart_from_unreadable(run, own, models):
     assert "1 more proposed no change" in err
 
 
+def test_no_gain_is_said_in_words(run, own, models, tmp_path):
+    lines = "".join(f"Which colour has flag {i}?,blue\n" for i in range(10))
+    (tmp_path / "mine.csv").write_text("request,reply\n" + lines)
+    models.editor = lambda messages: "[]"
+    words = ["evolve", *own, *models.options, "--grammar", "free", "--held-out", 0.4]
+    words += ["--initial-prompt", "Name a colour."]
+    out = run(*words)[1]
+    assert "no gain was shown: the best prompt is still the first one" in out
+    assert json.loads(run(*words, "--json")[1])["held_out_gain"]["difference"]["mean"] == 0
+
+
 def test_errors_of_the_python_api_name_options(run, own, models):
     status, _, err = run("evolve", *own, *models.options, "--problems-per-step", 9)
     assert status == 2 and "problems_per_step" in err and err.count("\n") == 1
@@ -229,6 +241,10 @@ def test_a_share_of_the_rows_is_held_out(run, tmp_path, own, models):
     record = json.loads(out)
     assert record["first_held_out"]["n"] == record["best_held_out"]["n"] == 4
     assert record["best_held_out"]["mean"] == 1.0 > record["first_held_out"]["mean"]
+    gain = record["held_out_gain"]
+    first_mean = record["first_held_out"]["mean"]
+    assert gain["difference"]["mean"] == pytest.approx(1 - first_mean)
+    assert gain["difference"]["low"] > 0 and gain["wins"] == gain["difference"]["n"] == 4
 
     # Each held-out question is asked under the first and the best prompt only.
     prompts = {}
@@ -242,5 +258,11 @@ def test_a_share_of_the_rows_is_held_out(run, tmp_path, own, models):
     assert set(map(len, asked.values())) == {2}
     status, out, err = run("evolve", *own, *models.options, *options)
     assert "held out (4 rows): the first prompt" in out
+    assert "difference, paired: +" in out and "over 4 questions, 4 better, 0 worse" in out
+    assert "no gain was shown" not in out
+    report_page = run("report", tmp_path / "out", "--no-pictures")
+    assert report_page[0] == 0, report_page
+    page = next((tmp_path / "out").rglob("*.html")).read_text()
+    assert "difference, paired: +" in block(page, "lineage")["gain"]
     status, _, err = run("evolve", *own, *models.options, *options, "--eval-task", "mine.csv")
     assert status == 2 and "--held-out" in err and "--eval-task" in err

@@ -631,6 +631,17 @@ def test_scores_on_fewer_held_out_rows_are_new(tmp_path):
     assert {score["n"] for score in scores} == {2}
 
 
+def test_held_out_scores_have_one_order():
+    """A resumed run may get the rows in another order, and compares scores by their place."""
+    config = EvolveConfig(**{**vars(SETTINGS), "steps": 2})
+    scores = []
+    for rows in (HELD_OUT, HELD_OUT[::-1]):
+        members = run(config=config, eval_rows=rows).population.members
+        scores.append([member.held_out_scores for member in members if member.held_out])
+    assert scores[0] == scores[1] and len(scores[0]) == 2
+    assert scores[0][0] != scores[0][0][::-1], "the order can be told"
+
+
 def test_other_held_out_rows_are_measured_anew(tmp_path, caplog):
     """As many rows as before, of which one has another answer: only their digest tells."""
     path = tmp_path / "state.json"

@@ -140,6 +140,8 @@ def evolve(arguments: Sequence[str]) -> int:
             raise
         raise ValueError(message) from error
 
+    from ..evaluation.held_out_gain import describe_held_out_gain
+
     if options.json:
         print_json(_record(result, folder))
     elif result.steps:
@@ -153,6 +155,9 @@ def evolve(arguments: Sequence[str]) -> int:
         held_out = _describe_held_out(result)
         if held_out:
             print_text(held_out)
+            gain = describe_held_out_gain(*_first_and_best(result))
+            if gain:
+                print_text(gain)
         elif result.stopped and (options.held_out or options.eval_task):
             print_text(
                 "held out: not measured, because the run stopped early; the same command with "
@@ -318,10 +323,13 @@ def _sandbox_parts(options: EvolveOptions, config: EvolveConfig) -> dict[str, An
 
 def _record(result: EvolveResult, folder: Path) -> dict[str, Any]:
     """The record that `--json` prints."""
+    from ..evaluation.held_out_gain import measure_held_out_gain
+
     # Held-out scores by step, where there was an evaluation.
     held_out = {log.step: log.held_out for log in result.steps if log.held_out is not None}
     # Members of the population have their own held-out scores.
     first, best = _first_and_best(result)
+    gain = measure_held_out_gain(first, best)
     return {
         "prompt": result.best.text,
         "steps": len(result.steps),
@@ -329,6 +337,8 @@ def _record(result: EvolveResult, folder: Path) -> dict[str, Any]:
         "held_out": held_out,
         "first_held_out": first.held_out,
         "best_held_out": best.held_out,
+        # The best prompt minus the first one, paired by question.
+        "held_out_gain": None if gain is None else asdict(gain),
         "usage": {name: asdict(usage) for name, usage in result.usage.items()},
         "cost_usd": sum(usage.cost_usd for usage in result.usage.values()),
         "stopped": result.stopped,

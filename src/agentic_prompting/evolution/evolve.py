@@ -390,6 +390,7 @@ def _check_inputs(evolution: Evolution, saved_inputs: Mapping[str, Any]) -> None
             is_changed or member.held_out["n"] != len(evolution.eval_rows)
         ):
             member.held_out = None
+            member.held_out_scores = None
             discarded += 1
     if discarded:
         logger.warning(
@@ -475,7 +476,11 @@ class Evolution:
 
         # Read and check the rows.
         self.rows = read_problems(rows, "rows")
-        self.eval_rows = read_problems(eval_rows or (), "eval_rows")
+        # Sorted, because a resumed run may get them in another order, and scores are saved by place.
+        self.eval_rows = sorted(
+            read_problems(eval_rows or (), "eval_rows"),
+            key=lambda row: (question_of(row), truth_of(row)),
+        )
         columns: dict[str, Any] = {}
         for row in self.rows:
             columns.update(row)
@@ -670,7 +675,7 @@ class Evolution:
         if unevaluated:
             for result in await self._play(unevaluated, self.eval_rows, epoch=0):
                 rewards = [value for value in result.row if value is not None]
-                self.population.note_held_out(result.prompt, rewards)
+                self.population.note_held_out(result.prompt, rewards, result.row)
         return [(member.held_out or {}).get("mean") for member in members]
 
     def _draw_rows(self) -> tuple[int, list[Mapping[str, Any]]]:

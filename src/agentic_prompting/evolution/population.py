@@ -210,12 +210,16 @@ class Member:
         held_out (`dict[str, float]`, *optional*): The `mean` reward, the `deviation` and the number
             `n` of the problems of its latest held-out evaluation; a problem counts with the mean
             over its rollouts.
+        held_out_scores (`list[float | None]`, *optional*): The mean reward on each problem of that
+            evaluation, in an order that is the same for all members of a run; `None` for a problem
+            whose rollouts all failed. Only [`evolve`] has them, whose policy does not change.
     """
 
     prompt: SystemPrompt
     rating: Rating
     matches: int = 0
     held_out: dict[str, float] | None = None
+    held_out_scores: list[float | None] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types; [`Member.from_json`] gives an equal member back."""
@@ -227,6 +231,8 @@ class Member:
         # The key is missing until the first held-out evaluation.
         if self.held_out is not None:
             saved["held_out"] = dict(self.held_out)
+        if self.held_out_scores is not None:
+            saved["held_out_scores"] = list(self.held_out_scores)
         return saved
 
     @classmethod
@@ -237,6 +243,7 @@ class Member:
             rating=Rating(*saved["rating"]),
             matches=saved["matches"],
             held_out=saved.get("held_out"),
+            held_out_scores=saved.get("held_out_scores"),
         )
 
 
@@ -354,17 +361,30 @@ class Population:
         # Rows of the same prompt get the same V_i.
         return [values[prompt_id] for prompt_id in ids]
 
-    def note_held_out(self, prompt: SystemPrompt, rewards: Sequence[float]) -> None:
+    def note_held_out(
+        self,
+        prompt: SystemPrompt,
+        rewards: Sequence[float],
+        scores: Sequence[float | None] | None = None,
+    ) -> None:
         """Set a member's `held_out` from its mean reward on each held-out problem.
 
         Changes no rating.
+
+        Args:
+            prompt ([`SystemPrompt`]): The member's prompt.
+            rewards (`Sequence[float]`): The mean rewards of the problems that have one.
+            scores (`Sequence[float | None]`, *optional*): The same with every problem in its place,
+                if members are compared problem by problem.
         """
         if rewards:
-            self.member(prompt).held_out = {
+            member = self.member(prompt)
+            member.held_out = {
                 "mean": statistics.fmean(rewards),
                 "deviation": statistics.pstdev(rewards),
                 "n": len(rewards),
             }
+            member.held_out_scores = None if scores is None else list(scores)
 
     def add(self, child: SystemPrompt, parents: Mapping[int, Rating] | None = None) -> SystemPrompt:
         """Add a child as the newest prompt, and return it with its id.

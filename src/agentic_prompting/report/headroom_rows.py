@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..evaluation import wilson_interval
+from ..evaluation.held_out_gain import measure_held_out_gain
 from ..llm.numbers import count_in_words
 from ..llm.types import cost_in_words
 from .rollout_records import gradient_counts
@@ -90,6 +91,13 @@ def _evolution_gain(run: RunSummary) -> str:
     if best is not None:
         before = nodes[0].member.held_out
         after = best.member.held_out
+        paired = measure_held_out_gain(nodes[0].member, best.member)
+        if paired is not None:
+            difference = paired.difference
+            return (
+                f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}] from the "
+                f"first to the best prompt, on {difference.n} held-out rows"
+            )
         if before is not None and after is not None and before["n"] == after["n"]:
             gain = after["mean"] - before["mean"]
             return f"{gain:+.3f} from the first to the best prompt, on {after['n']} held-out rows"

@@ -18,6 +18,7 @@ from ..evaluation import (
     repeats_table,
     results_table,
 )
+from ..evaluation.held_out_gain import describe_held_out_gain
 from ..evolution import Lineage
 from ..evolution.lineage import LINES, Node
 from ..records import Record
@@ -385,11 +386,18 @@ def _lineage_blocks(lineage: Lineage) -> Iterator[Block]:
             "window": lineage.window,
             "chunk": STORIES_PER_CHUNK if has_stories else None,
             "refused": refused,
+            "gain": _describe_gain(lineage),
         },
     )
     if has_stories:
         stories = [node.story for node in lineage.nodes]
         yield from _chunks("stories", stories, STORIES_PER_CHUNK)
+
+
+def _describe_gain(lineage: Lineage) -> str:
+    """The best prompt against the first one on the same held-out questions; empty if not known."""
+    best = next(node for node in lineage.nodes if node.best)
+    return describe_held_out_gain(lineage.nodes[0].member, best.member)
 
 
 def _node(node: Node, texts: Sequence[str]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ function showLineage(lineage, page) {
   node.append(tree, legend(["mutation", "crossover"].map((operator) => ({ label: operator, line: { class: `edge ${operator}` } }))));
   const measured = nodes.some((one) => one.heldOut);
   node.append(el("div", { class: "two" }, ratingsFigure(nodes, choose), measured ? heldOutFigure(nodes, choose) : null), detail);
+  if (lineage.gain) node.append(el("p", { class: "note", text: `The best prompt against the first one on held-out questions: ${lineage.gain}.` }));
   if (lineage.refused.length) node.append(refusedTable(lineage.refused));
   const best = nodes.findIndex((one) => one.best);
   choose(best);

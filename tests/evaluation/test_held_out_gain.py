@@ -1,0 +1,43 @@
+"""The paired difference between the first and the best prompt of an evolution on held-out questions."""
+
+import pytest
+
+from agentic_prompting.evaluation.held_out_gain import (
+    describe_held_out_gain,
+    measure_held_out_gain,
+)
+from agentic_prompting.evolution import Member, Rating, SystemPrompt
+
+
+def member(prompt_id, scores):
+    prompt = SystemPrompt(f"P{prompt_id}", id=prompt_id)
+    return Member(prompt, Rating(), held_out_scores=scores)
+
+
+def test_only_common_questions_count():
+    first = member(0, [0.0, 1.0, None, 0.5])
+    best = member(1, [1.0, 1.0, 1.0, None])
+    paired = measure_held_out_gain(first, best)
+    assert paired.difference.mean == 0.5 and paired.difference.n == 2
+    assert (paired.wins, paired.losses, paired.ties, paired.left_out) == (1, 0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("scores", "words", "missing"),
+    [
+        ([1.0] * 10, "+1.000 [+1.000, +1.000] over 10 questions", "no gain"),
+        ([1.0, 0.0] + [0.0] * 8, "no gain was shown: the interval contains 0", "worse than"),
+        ([-1.0] * 10, "is worse than the first one", "no gain"),
+    ],
+)
+def test_what_the_interval_shows_is_said(scores, words, missing):
+    text = describe_held_out_gain(member(0, [0.0] * 10), member(1, scores))
+    assert words in text and missing not in text
+
+
+@pytest.mark.parametrize(
+    ("first", "best"), [(None, [1.0]), ([1.0], None), ([None, 1.0], [1.0, None])]
+)
+def test_unknown_scores_say_nothing(first, best):
+    assert measure_held_out_gain(member(0, first), member(1, best)) is None
+    assert describe_held_out_gain(member(0, first), member(1, best)) == ""

@@ -52,16 +52,11 @@ _PARTS_OF_PROGRAMS = (
     "versions",
     "pyvenv.cfg",
 )
-_PARTS_OF_DATA = (
-    "include",
-    "share",
-    "etc",
-    "ssl",
-)  # not of a home folder, where these hold a person's files
-_KERNEL_SETTINGS = (
-    "/proc/sys",
-    "/proc/pressure",
-)  # the command must not write them, even if the user may
+# Not those of a home folder, where they hold a person's files.
+_PARTS_OF_DATA = ("include", "share", "etc", "ssl")
+
+# The command must not write these, even if the user may.
+_KERNEL_SETTINGS = ("/proc/sys", "/proc/pressure")
 _SHARED_MEMORY_BYTES = 2**26  # /dev/shm, as in Docker
 _MOST_STEPS = 5  # links and `#!` lines that are followed from a program to its interpreter
 
@@ -114,18 +109,13 @@ class Sandbox:
         user = str(UNPRIVILEGED_USER)
         return [
             "bwrap",
-            "--unshare-pid",  # ends everything inside: a change of user clears the signal for the parent's death
-            "--die-with-parent",
+            # The namespace ends everything inside with the trainer. The signal for the parent's
+            # death alone does not: a change of user clears it.
+            *("--unshare-pid", "--die-with-parent"),
             # The files are mounted with root's rights, which can reach below root's home.
             *self._show_files(),
-            *(
-                "--bind",
-                "/proc",
-                "/proc",
-                "--dev-bind",
-                "/dev",
-                "/dev",
-            ),  # for the inner one, which replaces both
+            # The inner bwrap replaces both.
+            *("--bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev"),
             # `setpriv` needs these rights to change the user, and loses them by it.
             *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--chdir", "/", "--"),
             *("setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--"),
@@ -194,11 +184,8 @@ class Sandbox:
 
         # Put the sandbox's name server in the place of the system's.
         settings = os.path.realpath("/etc/resolv.conf")
-        if (
-            self.name_server is not None
-            and settings.startswith("/etc/")
-            and os.path.exists(settings)
-        ):
+        can_be_replaced = settings.startswith("/etc/") and os.path.exists(settings)
+        if self.name_server is not None and can_be_replaced:
             arguments += ["--ro-bind", str(self.name_server), settings]
 
         # Hidden folders become read-only last: paths shown within them are mounted by now.
@@ -211,18 +198,20 @@ class Sandbox:
         (`/tmp`).
         """
         shown_paths = {*SYSTEM_PATHS, *map(os.path.normpath, self.shows)}
-        if self.network:  # a link into /run on many systems
+        # On many systems this is a link into /run.
+        if self.network:
             shown_paths.add(os.path.realpath("/etc/resolv.conf"))
         options = {path: "--ro-bind" for path in shown_paths if os.path.exists(path)}
+
         # A hidden path may be reached through a link above a shown one, so real paths are
         # compared.
         real_paths = {path: os.path.realpath(path) for path in options}
         for hidden in map(os.path.realpath, self.hides):
             for path, real_path in real_paths.items():
                 if Path(hidden).is_relative_to(real_path):
-                    options[
-                        os.path.normpath(os.path.join(path, os.path.relpath(hidden, real_path)))
-                    ] = "--tmpfs"
+                    path_in_sandbox = os.path.join(path, os.path.relpath(hidden, real_path))
+                    options[os.path.normpath(path_in_sandbox)] = "--tmpfs"
+
         # A hidden path that does not exist has nothing to cover.
         options = {path: option for path, option in options.items() if os.path.exists(path)}
         return {**options, "/tmp": "--bind"}
@@ -289,12 +278,9 @@ def _may_be_shown(path: str) -> bool:
     """Return whether a path is of the disk: not everything, and no folder that the sandbox has
     itself.
     """
-    return os.path.normpath(path) != "/" and Path(path).parts[1] not in (
-        "proc",
-        "dev",
-        "sys",
-        "run",
-    )
+    if os.path.normpath(path) == "/":
+        return False
+    return Path(path).parts[1] not in ("proc", "dev", "sys", "run")
 
 
 def _paths_of_program(program: str, depth: int = 0) -> Iterator[str]:

@@ -24,9 +24,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
-NAMES_DESCRIPTOR = (
-    100  # the socket at the port of name servers, handed from one command to the next
-)
+# The socket at the port of name servers, handed from one command to the next.
+NAMES_DESCRIPTOR = 100
 LIMITS = {
     "core": resource.RLIMIT_CORE,
     "data": resource.RLIMIT_DATA,
@@ -80,8 +79,8 @@ def read_plan(channel: socket.socket) -> dict[str, Any]:
 
 
 def open_sockets(plan: dict[str, Any]) -> list[socket.socket]:
-    """Listen at the address of the gateway; where names are to be listed, the port of name servers
-    is open already.
+    """Listen at the address of the gateway; if lookups are recorded, the port of name servers is
+    open already.
     """
     sockets = []
     if plan["port"]:
@@ -97,9 +96,8 @@ def listen_for_names(command: list[str]) -> NoReturn:
     names.bind(("127.0.0.1", 53))
     # At a fixed number, the socket survives the commands between here and the launcher.
     os.dup2(names.fileno(), NAMES_DESCRIPTOR)
-    call_prctl(
-        PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL
-    )  # the command does not get the capability for this port
+    # The command does not get the capability for this port.
+    call_prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     os.execvp(command[0], command)
 
 

@@ -143,7 +143,7 @@ class Workspace:
             raise ValueError("max_bytes, max_files, max_memory and max_processes must be positive")
 
     def check(self) -> None:
-        """Raise [`Misconfigured`] where a command cannot be isolated as is asked; warn where it is
+        """Raise [`Misconfigured`] where a command cannot be isolated as requested; warn where it is
         not isolated.
         """
         if self.isolation == "none":

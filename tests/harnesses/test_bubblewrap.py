@@ -113,7 +113,7 @@ def test_the_deeper_path_counts(tmp_path):
     (tmp_path / "tmp").mkdir(mode=0o777)
     shown = tmp_path / "link" / "a"
     command = ["sh", "-c", f"cd {shown} && grep -rls x . | sort && ls {tmp_path / 'real'}"]
-    sandbox = module.Sandbox(
+    sandbox = module.BubblewrapSandbox(
         tmp=tmp_path / "tmp",
         cwd="/tmp",
         shows=[str(shown), str(shown / "hidden" / "again")],
@@ -148,7 +148,9 @@ def test_calls_with_fallbacks_work(tmp_path):
     command = [sys.executable, "-c", text]
     tmp_path.chmod(0o777)
     filter_descriptor = seccomp.open_filter()
-    sandbox = module.Sandbox(tmp=Path(tmp_path), cwd="/tmp", shows=module.paths_of(command))
+    sandbox = module.BubblewrapSandbox(
+        tmp=Path(tmp_path), cwd="/tmp", shows=module.paths_of(command)
+    )
     line = sandbox.command_line(command, filter_descriptor)
     ended = subprocess.run(line, pass_fds=[filter_descriptor], capture_output=True, text=True)
     os.close(filter_descriptor)

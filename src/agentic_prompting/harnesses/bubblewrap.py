@@ -1,4 +1,4 @@
-"""[`Sandbox`]: the command line of `bwrap` (bubblewrap) that confines the command of one rollout.
+"""[`BubblewrapSandbox`]: the command line of `bwrap` that confines the command of one rollout.
 
 The sandbox has the system's programs, the installation of the command's own program, the paths that
 the command names, and a `/tmp` with the rollout's home and work folder. Only `/tmp` can be written.
@@ -62,7 +62,7 @@ _MOST_STEPS = 5  # links and `#!` lines that are followed from a program to its 
 
 
 @dataclass(frozen=True)
-class Sandbox:
+class BubblewrapSandbox:
     """Where a command runs and what it sees.
 
     Args:
@@ -232,7 +232,7 @@ def why_unavailable(network: bool = False) -> str:
         with tempfile.TemporaryDirectory() as folder:
             # The unprivileged user of a trainer that runs as root must be able to enter it.
             os.chmod(folder, 0o755)
-            sandbox = Sandbox(Path(folder), "/tmp", paths_of(command), network=network)
+            sandbox = BubblewrapSandbox(Path(folder), "/tmp", paths_of(command), network=network)
             command_line = sandbox.command_line(command, filter_descriptor)
             completed = subprocess.run(
                 command_line, pass_fds=[filter_descriptor], capture_output=True

@@ -34,7 +34,7 @@ import psutil
 from ..llm import Misconfigured
 from ..programs.failures import LimitExceeded
 from . import seccomp
-from .bubblewrap import UNPRIVILEGED_USER, Sandbox, why_unavailable
+from .bubblewrap import UNPRIVILEGED_USER, BubblewrapSandbox, why_unavailable
 from .cgroups import ControlGroup
 from .folders import (
     MAX_DEPTH,
@@ -341,7 +341,7 @@ class RolloutWorkspace:
         if workspace.on_lookup is not None:
             (self.root / "resolv.conf").write_text("nameserver 127.0.0.1\n")
 
-    def _sandbox(self, needed_paths: Iterable[str]) -> Sandbox:
+    def _sandbox(self, needed_paths: Iterable[str]) -> BubblewrapSandbox:
         workspace = self.workspace
 
         # Paths that the command reads, with the user's `~` written out.
@@ -355,7 +355,7 @@ class RolloutWorkspace:
 
         # Lookups are noted only in a network of the rollout's own.
         lists_names = self.has_own_network and workspace.on_lookup is not None
-        return Sandbox(
+        return BubblewrapSandbox(
             tmp=self.root / "tmp",
             cwd=str(self.path_for_command(self.work)),
             shows=shows,

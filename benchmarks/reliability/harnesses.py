@@ -112,7 +112,7 @@ def measure(name: str, dialect: str) -> dict[str, Any]:
     """The row of a harness in a dialect."""
     row: dict[str, Any] = {"harness": name, "dialect": dialect}
     names: list[str] = []
-    space = Workspace(on_lookup=names.append)
+    space = Workspace(on_dns_lookup=names.append)
     program = CommandProgram(
         get_harness(name, dialect), reward=wrote_the_file, timeout=300, workspace=space
     )

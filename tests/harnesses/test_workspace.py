@@ -393,7 +393,7 @@ def test_names_that_a_command_looks_up_are_listed(tmp_path):
     """
     names = []
     rollout, _ = play_program(
-        script(tmp_path, text), workspace=Workspace(on_lookup=names.append), n=1
+        script(tmp_path, text), workspace=Workspace(on_dns_lookup=names.append), n=1
     )
     assert rollout.answer == "hello" and rollout.returned["seen"] == ["gaierror", "OSError"]
     assert "registry.example.org" in names

@@ -72,8 +72,8 @@ class BubblewrapSandbox:
             beside the system's.
         hides (`Iterable[str]`, *optional*): Files and folders in these that it sees empty.
         network (`bool`, *optional*, defaults to `False`): Whether it has the system's network.
-        name_server (`Path`, *optional*): A `resolv.conf` that takes the place of the system's.
-        names_listener (`Sequence[str]`, *optional*): A command that listens as a name server in the
+        dns_settings (`Path`, *optional*): A `resolv.conf` that takes the place of the system's.
+        dns_listener (`Sequence[str]`, *optional*): A command that opens the port of DNS in the
             sandbox's network, and then executes the command that follows.
     """
 
@@ -82,8 +82,8 @@ class BubblewrapSandbox:
     shows: Iterable[str] = ()
     hides: Iterable[str] = ()
     network: bool = False
-    name_server: Path | None = None
-    names_listener: Sequence[str] = ()
+    dns_settings: Path | None = None
+    dns_listener: Sequence[str] = ()
 
     def command_line(self, launcher: Sequence[str], filter_descriptor: int) -> list[str]:
         """Return the command line that runs `launcher` in the sandbox.
@@ -100,7 +100,7 @@ class BubblewrapSandbox:
         if os.geteuid() == 0:
             before = self._change_user()
             confine = ["bwrap", "--ro-bind", "/", "/", "--bind", "/tmp", "/tmp"]
-        if self.names_listener:
+        if self.dns_listener:
             before += self._open_network()
         return [*before, *confine, *self._confine(filter_descriptor), "--", *launcher]
 
@@ -122,15 +122,14 @@ class BubblewrapSandbox:
         ]
 
     def _open_network(self) -> list[str]:
-        """Return the command in front that opens a network in which the port of name servers can be
-        listened at.
+        """Return the command in front that opens a network, and the port of DNS in it.
 
         Inside of the sandbox no capability for that is left.
         """
         return [
             *("bwrap", "--unshare-user", "--unshare-net", "--unshare-pid", "--die-with-parent"),
             *("--cap-add", "CAP_NET_BIND_SERVICE", "--dev-bind", "/", "/", "--"),
-            *self.names_listener,
+            *self.dns_listener,
         ]
 
     def _confine(self, filter_descriptor: int) -> list[str]:
@@ -145,7 +144,7 @@ class BubblewrapSandbox:
         ]
 
         # The system's network, or the one that the command in front has opened.
-        if self.network or self.names_listener:
+        if self.network or self.dns_listener:
             arguments += ["--share-net"]
         arguments += ["--seccomp", str(filter_descriptor)]
 
@@ -182,11 +181,11 @@ class BubblewrapSandbox:
                 arguments += _options_to_hide(path)
                 hidden_paths.append(path)
 
-        # Put the sandbox's name server in the place of the system's.
+        # Put the sandbox's DNS server in the place of the system's.
         settings = os.path.realpath("/etc/resolv.conf")
         can_be_replaced = settings.startswith("/etc/") and os.path.exists(settings)
-        if self.name_server is not None and can_be_replaced:
-            arguments += ["--ro-bind", str(self.name_server), settings]
+        if self.dns_settings is not None and can_be_replaced:
+            arguments += ["--ro-bind", str(self.dns_settings), settings]
 
         # Hidden folders become read-only last: paths shown within them are mounted by now.
         for path in filter(os.path.isdir, hidden_paths):

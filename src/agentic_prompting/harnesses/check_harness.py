@@ -57,7 +57,7 @@ def check_harness(
     # the work folder, which the script needs for tools that take a path.
     harness = replace(harness, task=harness.task + _WORK_FOLDER_SUFFIX)
     lookups: list[str] = []
-    workspace = Workspace(on_lookup=lookups.append, isolation=isolation)
+    workspace = Workspace(on_dns_lookup=lookups.append, isolation=isolation)
     program = CommandProgram(harness, workspace=workspace, reward=wrote_the_file, timeout=300)
     program.check()
     start = time.monotonic()

@@ -1,7 +1,7 @@
 """Runs inside the sandbox of a rollout and starts its command; uses the standard library alone.
 
-    python -I -S -c TEXT_OF_THIS_FILE CHANNEL               # the descriptor of a Unix socket to the trainer
-    python -I -S -c TEXT_OF_THIS_FILE listen COMMAND ...    # before the sandbox: opens the port of name servers
+    python -I -S -c TEXT_OF_THIS_FILE CHANNEL                 # the descriptor of a Unix socket to the trainer
+    python -I -S -c TEXT_OF_THIS_FILE listen-dns COMMAND ...  # before the sandbox: opens the port of DNS
 
 The trainer sends a plan (a line of JSON). The launcher opens the sockets of the rollout's network,
 sends them to the trainer, and waits for a byte: only then does the command start. Its text is
@@ -24,8 +24,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
-# The socket at the port of name servers, handed from one command to the next.
-NAMES_DESCRIPTOR = 100
+# The socket at the port of DNS, handed from one command to the next.
+DNS_DESCRIPTOR = 100
 LIMITS = {
     "core": resource.RLIMIT_CORE,
     "data": resource.RLIMIT_DATA,
@@ -39,8 +39,8 @@ def main() -> None:
     """Start the command of a plan.
 
     The plan has `command`, `limits` (by the names in `LIMITS`), `port` (0: the network is not the
-    rollout's own), `listens_for_names`, and `supervises` (whether this process has to end what the
-    command leaves behind).
+    rollout's own), `records_dns` (whether `listen-dns` has opened a socket), and `supervises`
+    (whether this process has to end what the command leaves behind).
     """
     channel = socket.socket(fileno=int(sys.argv[1]))
     plan = read_plan(channel)
@@ -79,23 +79,23 @@ def read_plan(channel: socket.socket) -> dict[str, Any]:
 
 
 def open_sockets(plan: dict[str, Any]) -> list[socket.socket]:
-    """Listen at the address of the gateway; if lookups are recorded, the port of name servers is
-    open already.
+    """Listen at the address of the gateway; if lookups are recorded, the port of DNS is open
+    already.
     """
     sockets = []
     if plan["port"]:
         sockets.append(socket.create_server(("127.0.0.1", plan["port"]), backlog=128))
-    if plan["listens_for_names"]:
-        sockets.append(socket.socket(fileno=NAMES_DESCRIPTOR))
+    if plan["records_dns"]:
+        sockets.append(socket.socket(fileno=DNS_DESCRIPTOR))
     return sockets
 
 
-def listen_for_names(command: list[str]) -> NoReturn:
-    """Open the port of name servers, and execute a command that inherits the socket."""
-    names = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    names.bind(("127.0.0.1", 53))
+def listen_for_dns(command: list[str]) -> NoReturn:
+    """Open the port of DNS, and execute a command that inherits the socket."""
+    dns_socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    dns_socket.bind(("127.0.0.1", 53))
     # At a fixed number, the socket survives the commands between here and the launcher.
-    os.dup2(names.fileno(), NAMES_DESCRIPTOR)
+    os.dup2(dns_socket.fileno(), DNS_DESCRIPTOR)
     # The command does not get the capability for this port.
     call_prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     os.execvp(command[0], command)
@@ -185,6 +185,6 @@ def parent_of(process: str) -> int | None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "listen":
-        listen_for_names(sys.argv[2:])
+    if sys.argv[1] == "listen-dns":
+        listen_for_dns(sys.argv[2:])
     main()

@@ -36,6 +36,7 @@ from ..programs.failures import LimitExceeded
 from . import seccomp
 from .bubblewrap import UNPRIVILEGED_USER, BubblewrapSandbox, why_unavailable
 from .cgroups import ControlGroup
+from .dns_server import DNSServer
 from .folders import (
     MAX_DEPTH,
     base_folder,
@@ -50,7 +51,6 @@ from .folders import (
     tidy,
     walk,
 )
-from .name_lookups import NameServer
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +98,8 @@ class Workspace:
             command with bubblewrap, and refuses to run it where that does not work. `"none"` runs
             what the policy writes with the rights of this user, who must be able to lose
             everything.
-        on_lookup (`Callable[[str], None]`, *optional*): Gets the names that the command looks up in
-            a network of its own: what it would like to reach. None of them resolves.
+        on_dns_lookup (`Callable[[str], None]`, *optional*): Gets the names that the command looks
+            up in a network of its own: what it would like to reach. None of them resolves.
 
     Raises:
         `ValueError`: A limit is not positive, or there is no such isolation.
@@ -134,7 +134,7 @@ class Workspace:
     )
     environment: Mapping[str, str] = field(default_factory=dict)
     isolation: Literal["bwrap", "none"] = "bwrap"
-    on_lookup: Callable[[str], None] | None = None
+    on_dns_lookup: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
         if self.isolation not in ("bwrap", "none"):
@@ -214,8 +214,8 @@ class RolloutWorkspace:
         self.is_confined = workspace.isolation != "none"
         self.listener: socket.socket | None = None  # at the only address in its own network
         self.violation: str | None = None  # the limit that the command has broken
-        self._name_socket: socket.socket | None = None  # gets its queries to name servers
-        self._name_server: asyncio.BaseTransport | None = None
+        self._dns_socket: socket.socket | None = None  # gets its DNS queries
+        self._dns_server: asyncio.BaseTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._handshake: asyncio.Future[bool] | None = None
         # A descriptor of the namespace's first process: all others end with it.
@@ -228,6 +228,11 @@ class RolloutWorkspace:
     def has_own_network(self) -> bool:
         """Whether the command's network has one address, on which `listener` listens."""
         return self.is_confined and not self.workspace.network
+
+    @property
+    def records_dns(self) -> bool:
+        """Whether the command's DNS lookups are recorded: only in a network of its own."""
+        return self.has_own_network and self.workspace.on_dns_lookup is not None
 
     def path_for_command(self, path: Path) -> Path:
         """Return the path at which the command has a path of its folders."""
@@ -319,9 +324,9 @@ class RolloutWorkspace:
         handshake = asyncio.to_thread(self._shake_hands, channel, self._plan(command))
         self._handshake = asyncio.ensure_future(handshake)
         has_started = await asyncio.shield(self._handshake)
-        if self._name_socket is not None and self.workspace.on_lookup is not None:
-            self._name_server, _ = await asyncio.get_running_loop().create_datagram_endpoint(
-                partial(NameServer, self.workspace.on_lookup), sock=self._name_socket
+        if self._dns_socket is not None and self.workspace.on_dns_lookup is not None:
+            self._dns_server, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+                partial(DNSServer, self.workspace.on_dns_lookup), sock=self._dns_socket
             )
         return has_started
 
@@ -337,8 +342,8 @@ class RolloutWorkspace:
         if self.is_confined and os.geteuid() == 0:
             give_to(UNPRIVILEGED_USER, self.root / "tmp")
 
-        # Lookups go to the sandbox's own loopback address, where they are noted.
-        if workspace.on_lookup is not None:
+        # Lookups go to the sandbox's own loopback address, where they are recorded.
+        if self.records_dns:
             (self.root / "resolv.conf").write_text("nameserver 127.0.0.1\n")
 
     def _sandbox(self, needed_paths: Iterable[str]) -> BubblewrapSandbox:
@@ -353,16 +358,14 @@ class RolloutWorkspace:
         hides = [*_SOURCE_FOLDERS, *self.private_paths, str(base_folder())]
         hides += map(os.path.expanduser, workspace.hides)
 
-        # Lookups are noted only in a network of the rollout's own.
-        lists_names = self.has_own_network and workspace.on_lookup is not None
         return BubblewrapSandbox(
             tmp=self.root / "tmp",
             cwd=str(self.path_for_command(self.work)),
             shows=shows,
             hides=hides,
             network=workspace.network,
-            name_server=self.root / "resolv.conf" if lists_names else None,
-            names_listener=[*_launcher_command(), "listen"] if lists_names else (),
+            dns_settings=self.root / "resolv.conf" if self.records_dns else None,
+            dns_listener=[*_launcher_command(), "listen-dns"] if self.records_dns else (),
         )
 
     def _plan(self, command: Sequence[str]) -> dict[str, Any]:
@@ -379,7 +382,7 @@ class RolloutWorkspace:
             "command": list(command),
             "limits": limits,
             "port": _PORT if self.has_own_network else 0,
-            "listens_for_names": self.has_own_network and workspace.on_lookup is not None,
+            "records_dns": self.records_dns,
             "supervises": not self.is_confined,
         }
 
@@ -393,13 +396,13 @@ class RolloutWorkspace:
             try:
                 channel.sendall(json.dumps(plan).encode() + b"\n")
 
-                # Take the gateway's socket, and then the name server's.
+                # Take the gateway's socket, and then that of the DNS server.
                 ready, descriptors, _, _ = socket.recv_fds(channel, 16, 2)
                 sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
                 if sockets:
                     self.listener = sockets[0]
                 if len(sockets) > 1:
-                    self._name_socket = sockets[1]
+                    self._dns_socket = sockets[1]
 
                 # The command starts with this byte, once its processes are under the limits.
                 if ready:
@@ -453,8 +456,8 @@ class RolloutWorkspace:
         # The thread of the handshake may still use the sockets: it ends with the processes.
         if self._handshake is not None:
             await asyncio.wait({self._handshake})
-        if self._name_server is not None:
-            self._name_server.close()
+        if self._dns_server is not None:
+            self._dns_server.close()
         await asyncio.to_thread(self._tidy_up)
 
     async def _end_processes(self, process: asyncio.subprocess.Process) -> None:

@@ -13,15 +13,16 @@ _QUESTION_END_BYTES = 5  # end of a question, after its labels: a zero, its type
 _NO_SUCH_NAME = bytes.fromhex("8183 0001 0000 0000 0000")
 
 
-class NameServer(asyncio.DatagramProtocol):
+class DNSServer(asyncio.DatagramProtocol):
     """Answers DNS queries.
 
     Args:
-        on_lookup (`Callable[[str], None]`): Called with each name, as often as it is looked up.
+        on_dns_lookup (`Callable[[str], None]`): Called with each name, as often as it is
+            looked up.
     """
 
-    def __init__(self, on_lookup: Callable[[str], None]):
-        self.on_lookup = on_lookup
+    def __init__(self, on_dns_lookup: Callable[[str], None]):
+        self.on_dns_lookup = on_dns_lookup
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.DatagramTransport, transport)
@@ -39,6 +40,6 @@ class NameServer(asyncio.DatagramProtocol):
             return
 
         # Report the name, and reply with the query's id and question that it does not exist.
-        self.on_lookup(".".join(labels))
+        self.on_dns_lookup(".".join(labels))
         reply = data[:2] + _NO_SUCH_NAME + data[_HEADER_BYTES:question_end]
         self.transport.sendto(reply, addr)

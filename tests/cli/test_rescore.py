@@ -39,6 +39,22 @@ def test_it_prints_both_means_and_writes_a_file(run, folder):
     assert str(file.name) in out and len(file.read_text().splitlines()) == 2
 
 
+def test_each_evaluation_is_listed_apart(run, folder):
+    records = [
+        record(0, random.Random(0), 3, step=step, mode="eval", question="which ?", reward=reward)
+        for step, reward in ((0, 0.0), (20, 0.5), (5, 1.0))
+    ]
+    write_run(folder / "evaluated", [{**each, "status": "answered"} for each in records])
+    words = ("rescore", "evaluated", "--reward", "my_rewards:constant")
+    out = run(*words)[1]
+    assert out.index("eval at step 0:") < out.index("eval at step 5:")
+    assert out.index("eval at step 5:") < out.index("eval at step 20:")
+    result = json.loads(run(*words, "--json")[1])
+    means = [(change["step"], change["difference"]["mean"]) for change in result["evaluations"]]
+    assert means == [(0, 0.5), (5, -0.5), (20, 0.0)]
+    assert result["changes"]["eval"]["step"] == 20
+
+
 def test_json_is_one_object(run, folder):
     status, out, _ = run("rescore", "run", "--reward", "my_rewards:constant", "--json")
     changes = json.loads(out)["changes"]

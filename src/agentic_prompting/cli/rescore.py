@@ -36,8 +36,8 @@ def rescore(arguments: Sequence[str]) -> int:
     """Compute the rewards of a run's stored rollouts anew, by another reward function.
 
     Nothing is generated. Prints the mean reward before and after, and their difference paired by rollout, with 95 %
-    intervals over questions. Writes RUN/rescored/NAME.jsonl, a line for each rollout. A rollout that failed stays
-    without a reward.
+    intervals over questions, of training and of each evaluation. Writes RUN/rescored/NAME.jsonl, a line for each
+    rollout. A rollout that failed stays without a reward.
     """
     parser = OptionParser("rescore", SETTINGS, rescore.__doc__, words="RUN")
     options, words = parser.parse_with_words(arguments)
@@ -72,8 +72,12 @@ def rescore(arguments: Sequence[str]) -> int:
         name=options.reward,
     )
     if options.json:
+        # Of several evaluations, `changes` has the last one.
         changes = {change.mode: asdict(change) for change in result.changes}
-        print_text(json.dumps({"changes": changes, "path": str(result.path)}))
+        evaluations = [asdict(change) for change in result.changes if change.step is not None]
+        print_text(
+            json.dumps({"changes": changes, "evaluations": evaluations, "path": str(result.path)})
+        )
         return 0
     for change in result.changes:
         print_text(_describe_change(change))
@@ -96,8 +100,9 @@ def _load_own_rows(options: RescoreOptions) -> list[dict[str, Any]]:
 
 
 def _describe_change(change: RewardChange) -> str:
-    """A few lines about the rewards of one mode."""
-    lines = [f"{change.mode}: {count_in_words(change.rollouts, 'rollout')}, {change.failed} failed"]
+    """A few lines about the rewards of training or of one evaluation."""
+    title = change.mode if change.step is None else f"{change.mode} at step {change.step}"
+    lines = [f"{title}: {count_in_words(change.rollouts, 'rollout')}, {change.failed} failed"]
     if change.unscored:
         lines[0] += f", {change.unscored} without a new reward"
     # Each line has a mean over questions, or nothing where no rollout has a reward.

@@ -34,6 +34,9 @@ from .sound_records import read_sound_rollouts
 
 Reward = Callable[..., Any]
 
+Pair = tuple[Record, Mapping[str, Any]]
+"""A stored rollout, and its line in the file of the new rewards."""
+
 FOLDER = "rescored"
 """The folder of the files, in that of the run."""
 
@@ -57,6 +60,7 @@ class RewardChange:
         difference ([`Estimate`], *optional*): New minus old, paired by rollout, over questions.
         old_gradient_share (`float`, *optional*): The share of groups whose recorded rewards differ.
         new_gradient_share (`float`, *optional*): The share of groups whose new rewards differ.
+        step (`int`, *optional*): The step of the evaluation; `None` for the rollouts of training.
     """
 
     mode: str
@@ -68,6 +72,7 @@ class RewardChange:
     difference: Estimate | None
     old_gradient_share: float | None
     new_gradient_share: float | None
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,8 @@ class Rescoring:
     """The result of [`rescore`].
 
     Args:
-        changes (`list[RewardChange]`): One for the training rollouts, then one for those of evaluations.
+        changes (`list[RewardChange]`): One for the training rollouts, then one for each evaluation,
+            by its step.
         records (`list[dict]`): One for each rollout: `mode`, `step`, `id`, `question`, `seed`,
             `status`, `old`, `new`, and `rewards`, the new rewards by function.
         path (`Path`): The file of the records, JSON lines.
@@ -137,20 +143,24 @@ def rescore(
     named_functions = dict(zip(_names_of(functions), functions, strict=True))
     new_rewards = _compute_rewards(records, rollouts, named_functions, spec)
 
-    # One record for each rollout, and the means of each mode.
+    # One record for each rollout, and the means of training and of each evaluation: the agent of one
+    # evaluation is not that of another.
     rescored = [
         _rescored_record(record, rewards, weights)
         for record, rewards in zip(records, new_rewards, strict=True)
     ]
+    training_pairs: list[Pair] = []
+    evaluation_pairs: dict[int, list[Pair]] = defaultdict(list)
+    for record, new in zip(records, rescored, strict=True):
+        if new["mode"] == "train":
+            training_pairs.append((record, new))
+        else:
+            evaluation_pairs[new["step"]].append((record, new))
     changes = []
-    for mode in ("train", "eval"):
-        pairs = [
-            (record, new)
-            for record, new in zip(records, rescored, strict=True)
-            if new["mode"] == mode
-        ]
-        if pairs:
-            changes.append(_compare(mode, pairs))
+    if training_pairs:
+        changes.append(_compare("train", None, training_pairs))
+    for step, pairs in sorted(evaluation_pairs.items()):
+        changes.append(_compare("eval", step, pairs))
     file_name = re.sub(r"[^\w.-]+", "-", name or "-".join(named_functions)).strip("-.") or "rewards"
     path = run / FOLDER / f"{file_name}.jsonl"
     path.parent.mkdir(exist_ok=True)
@@ -332,8 +342,8 @@ def _rescored_record(
     }
 
 
-def _compare(mode: str, pairs: Sequence[tuple[Record, Mapping[str, Any]]]) -> RewardChange:
-    """The means of the rollouts of one mode, over questions."""
+def _compare(mode: str, step: int | None, pairs: Sequence[Pair]) -> RewardChange:
+    """The means of the rollouts of training, or of one evaluation, over questions."""
     old_values: dict[str, list[float]] = defaultdict(list)
     new_values: dict[str, list[float]] = defaultdict(list)
     paired_old: dict[str, list[float]] = defaultdict(list)
@@ -368,6 +378,7 @@ def _compare(mode: str, pairs: Sequence[tuple[Record, Mapping[str, Any]]]) -> Re
     new_records = [{**record, "reward": rescored["new"]} for record, rescored in pairs]
     return RewardChange(
         mode=mode,
+        step=step,
         rollouts=len(pairs),
         failed=len(failed),
         unscored=len(unscored),

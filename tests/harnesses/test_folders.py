@@ -26,7 +26,7 @@ def test_deep_folders_are_removed(tmp_path, depth):
     folder = tmp_path / "work"
     folder.mkdir()
     make_deep(folder, depth)
-    assert module.tidy(folder) == (depth <= module.MAX_DEPTH)
+    assert module.make_safe_to_read(folder) == (depth <= module.MAX_DEPTH)
     assert sum(1 for _ in module.walk(folder)) <= module.MAX_DEPTH + 1
     module.remove(folder)
     assert not list(tmp_path.iterdir())
@@ -37,7 +37,7 @@ def test_long_names_are_too_deep(tmp_path):
     folder.mkdir()
     loop = "i=0; while [ $i -lt 40 ]; do mkdir $0; cd ./$0; i=$((i+1)); done"
     subprocess.run(["sh", "-c", loop, "n" * 250], cwd=folder, check=True, stderr=subprocess.DEVNULL)
-    assert not module.tidy(folder)
+    assert not module.make_safe_to_read(folder)
     module.remove(folder)
     assert not list(tmp_path.iterdir())
 

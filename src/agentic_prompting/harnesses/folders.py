@@ -128,8 +128,8 @@ def is_too_deep(path: str, top: str | Path) -> bool:
     return below.count("/") > MAX_DEPTH or len(os.fsencode(path)) > _MAX_PATH
 
 
-def tidy(folder: Path) -> bool:
-    """Make everything below a folder readable, with no way out of it.
+def make_safe_to_read(folder: Path) -> bool:
+    """Make everything below a folder readable, and free of links that lead out.
 
     Removed are links that lead elsewhere, what is neither file nor folder (a pipe would block a
     reader), and folders that are too deep. Files lose the setuid bit, with which they would run with

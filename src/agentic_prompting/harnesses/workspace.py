@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NoReturn
 
 import psutil
 
@@ -45,10 +45,10 @@ from .folders import (
     is_too_deep,
     kill_processes_of,
     make_folder,
+    make_safe_to_read,
     process_folder,
     remove,
     source_path,
-    tidy,
     walk,
 )
 
@@ -447,8 +447,8 @@ class RolloutWorkspace:
             watcher.cancel()
 
     async def end(self) -> None:
-        """End all processes of the command, note the limit that it has broken, and tidy its
-        folders.
+        """End all processes of the command, record the limit that it has broken, and make its
+        folders safe to read.
         """
         if self._process is not None:
             await self._end_processes(self._process)
@@ -458,7 +458,7 @@ class RolloutWorkspace:
             await asyncio.wait({self._handshake})
         if self._dns_server is not None:
             self._dns_server.close()
-        await asyncio.to_thread(self._tidy_up)
+        await asyncio.to_thread(self._inspect_remains)
 
     async def _end_processes(self, process: asyncio.subprocess.Process) -> None:
         if process.returncode is None:
@@ -477,7 +477,11 @@ class RolloutWorkspace:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 
-    def _tidy_up(self) -> None:
+    def _inspect_remains(self) -> None:
+        """Kill processes that are left, record a broken limit, and make the folders safe to read.
+
+        In a thread: it may block.
+        """
         # The namespace's first process ends last: after it no process can change the folders.
         if self._first_process is not None:
             poll = select.poll()
@@ -503,10 +507,10 @@ class RolloutWorkspace:
         if self.violation is None:
             use = measure_use(None, self.root, self.workspace.max_files)
             self.violation = describe_violation(use, self.workspace)
-        self.tidy()
+        self._make_folders_safe()
 
-    def tidy(self) -> None:
-        """Make the command's folders ones that can be read, with no way out of them, after its end.
+    def _make_folders_safe(self) -> None:
+        """Make the command's folders readable and free of links that lead out.
 
         What the agent has put in the place of a folder is removed.
         """
@@ -514,7 +518,7 @@ class RolloutWorkspace:
         for folder in (self.root / "tmp", self.work.parent, self.home, self.work):
             make_folder(folder)
         for folder in (self.home, self.work):
-            tidy(folder)
+            make_safe_to_read(folder)
 
     # ---- its folders ----
 
@@ -537,7 +541,7 @@ class RolloutWorkspace:
         if failed and self.workspace.keep_failed is not None:
             target = Path(self.workspace.keep_failed, f"{self.root.parent.name}-{self.root.name}")
             try:
-                tidy(self.root / "tmp")
+                make_safe_to_read(self.root / "tmp")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(self.root, target)
             except (OSError, RecursionError) as error:
@@ -589,18 +593,18 @@ class ResourceUse:
     has_deep_folders: bool
 
 
-async def watch(pid: int, folders: RolloutWorkspace) -> None:
-    """Return when a command uses more than its workspace allows; look each second.
+async def watch(pid: int, rollout_workspace: RolloutWorkspace) -> NoReturn:
+    """Measure once a second what a command uses, until it breaks a limit or this is cancelled.
 
     Raises:
-        [`LimitExceeded`]: With what it used.
+        [`LimitExceeded`]: The command uses more than its workspace allows.
     """
+    workspace = rollout_workspace.workspace
     while True:
         await asyncio.sleep(1)
         # Measured in a thread: walking a full disk takes a while.
-        max_files = folders.workspace.max_files
-        use = await asyncio.to_thread(measure_use, pid, folders.root, max_files)
-        violation = describe_violation(use, folders.workspace)
+        use = await asyncio.to_thread(measure_use, pid, rollout_workspace.root, workspace.max_files)
+        violation = describe_violation(use, workspace)
         if violation is not None:
             raise LimitExceeded(violation)
 

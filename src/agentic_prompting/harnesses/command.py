@@ -50,8 +50,8 @@ class CommandFailed(ProgramFailed):
 async def run_command(
     command: Sequence[str],
     row: Mapping[str, Any],
-    address: Mapping[str, Any],
-    folders: RolloutWorkspace,
+    placeholders: Mapping[str, Any],
+    rollout_workspace: RolloutWorkspace,
     harness: Harness | None = None,
     system_prompt: str | None = None,
     on_start: Callable[[], Awaitable[None]] | None = None,
@@ -62,8 +62,9 @@ async def run_command(
         command (`Sequence[str]`): Program and arguments. `{column}` in an argument is that column
             of the row.
         row (`dict`): The row, without the columns that the command must not see.
-        address (`dict`): `base_url` and `api_key`, and what else the templates of a harness name.
-        folders ([`RolloutWorkspace`]): Its folders and its limits.
+        placeholders (`dict`): Values of the placeholders besides the row's columns: `base_url`,
+            `address`, `api_key`, and what else the templates of a harness name.
+        rollout_workspace ([`RolloutWorkspace`]): Its folders, and the limits of its processes.
         harness ([`Harness`], *optional*): The settings, if the command is a harness.
         system_prompt (`str`, *optional*): The run's system prompt, for a harness that has a file
             for it.
@@ -80,14 +81,15 @@ async def run_command(
     """
     # Write the row and the settings of a harness.
     row_text = json.dumps(row, default=str, ensure_ascii=False)
-    folders.row.write_text(row_text, encoding="utf-8", errors="replace")
-    values = {**row, **address}
+    rollout_workspace.row.write_text(row_text, encoding="utf-8", errors="replace")
+    values = {**row, **placeholders}
     # Templates name the folders as the command sees them, inside of its sandbox.
-    for name, path in (("row", folders.row), ("home", folders.home), ("work", folders.work)):
-        values[name] = folders.path_for_command(path)
+    values["row"] = rollout_workspace.path_for_command(rollout_workspace.row)
+    values["home"] = rollout_workspace.path_for_command(rollout_workspace.home)
+    values["work"] = rollout_workspace.path_for_command(rollout_workspace.work)
     if harness is not None:
         values["task"] = fill(harness.task, **values)
-        _write_settings(harness, folders.home, values, system_prompt)
+        _write_settings(harness, rollout_workspace.home, values, system_prompt)
 
     # Fill the arguments and the environment.
     arguments = [_fill_argument(part, values) for part in command]
@@ -98,25 +100,29 @@ async def run_command(
 
     # Files, not pipes: a grandchild that holds a pipe open would be waited for, and output fills no
     # memory.
-    with open(folders.root / "out", "w+b") as out, open(folders.root / "err", "w+b") as err:
+    root = rollout_workspace.root
+    with open(root / "out", "w+b") as out, open(root / "err", "w+b") as err:
         try:
             # The paths of the command as its user wrote it: a row could name any path.
             needed_paths = await asyncio.to_thread(paths_of, command)
-            if not await folders.start(arguments, environment, out, err, needed_paths):
+            has_started = await rollout_workspace.start(
+                arguments, environment, out, err, needed_paths
+            )
+            if not has_started:
                 raise ServerFailed(f"the command could not be started: {_complaint(out, err)}")
             if on_start is not None:
                 await on_start()
-            code = await folders.wait()
+            code = await rollout_workspace.wait()
         finally:
-            await folders.end()
+            await rollout_workspace.end()
 
         # A broken limit comes first: it is often the cause of the exit code.
-        if folders.violation is not None:
-            raise LimitExceeded(folders.violation)
+        if rollout_workspace.violation is not None:
+            raise LimitExceeded(rollout_workspace.violation)
         if code:
             complaint = _complaint(out, err)
             message = f"the command ended with {code}: {complaint}"
-            if folders.is_confined:
+            if rollout_workspace.is_confined:
                 message += _hint_at_hidden_files(complaint)
             raise CommandFailed(message, code)
         last_line = _last_line(out)
@@ -125,7 +131,7 @@ async def run_command(
     if harness is None:
         return read_output(last_line)
     if harness.answer:
-        return await asyncio.to_thread(harness.read_answer, folders.home)
+        return await asyncio.to_thread(harness.read_answer, rollout_workspace.home)
     return last_line
 
 

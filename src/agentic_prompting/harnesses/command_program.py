@@ -104,10 +104,12 @@ class CommandProgram(AgentProgram):
     @asynccontextmanager
     async def open_run(self, rollout: Rollout) -> AsyncIterator[AgentRun]:
         """The run of an episode, in a workspace that is removed afterwards."""
-        folders = await asyncio.to_thread(self.workspace.open, rollout.row, self.private_paths)
+        rollout_workspace = await asyncio.to_thread(
+            self.workspace.open, rollout.row, self.private_paths
+        )
         has_failed = False
         try:
-            yield CommandRun(self, folders, self._gateway)
+            yield CommandRun(self, rollout_workspace, self._gateway)
             has_failed = rollout.error is not None
         # Failures of the machine or the settings, which the rollout does not hold yet.
         except (ServerFailed, Misconfigured):
@@ -115,7 +117,7 @@ class CommandProgram(AgentProgram):
             raise
         finally:
             # Also when the episode is cancelled, the folders are closed to the end.
-            await asyncio.shield(asyncio.to_thread(folders.close, has_failed))
+            await asyncio.shield(asyncio.to_thread(rollout_workspace.close, has_failed))
 
     def report_differences(self, rollout: Rollout, reports: Sequence[str]) -> None:
         """Count the differences from a harness's own record, and warn of the first ones."""
@@ -127,7 +129,7 @@ class CommandProgram(AgentProgram):
                 f"{self.harness.name} has recorded other calls than the gateway: {report}",
             )
 
-    async def add_reward(self, rollout: Rollout, folders: RolloutWorkspace) -> None:
+    async def add_reward(self, rollout: Rollout, rollout_workspace: RolloutWorkspace) -> None:
         """Call the reward function on the work folder, to which the row's tests are added.
 
         Raises:
@@ -137,9 +139,9 @@ class CommandProgram(AgentProgram):
             return
 
         # The command has ended, so the agent never sees the tests.
-        await asyncio.to_thread(folders.add_tests, rollout.row)
+        await asyncio.to_thread(rollout_workspace.add_tests, rollout.row)
         try:
-            reward = await call_guarded(self._reward_function, rollout, folders.work)
+            reward = await call_guarded(self._reward_function, rollout, rollout_workspace.work)
         except Exception as error:
             failure = failure_of(ServerFailed, "the reward function", error)
             # A question that is asked after training has no accepted answer, and needs no reward.
@@ -158,41 +160,45 @@ class CommandRun(AgentRun):
 
     Args:
         program ([`CommandProgram`]): The program.
-        folders ([`RolloutWorkspace`]): The workspace of the rollout.
+        rollout_workspace ([`RolloutWorkspace`]): The workspace of the rollout.
         gateway ([`Gateway`]): Serves the network of the rollout.
     """
 
     has_processes = True
 
-    def __init__(self, program: CommandProgram, folders: RolloutWorkspace, gateway: Gateway):
+    def __init__(
+        self, program: CommandProgram, rollout_workspace: RolloutWorkspace, gateway: Gateway
+    ):
         self.program = program
         self.harness = program.harness
-        self.folders = folders
+        self.rollout_workspace = rollout_workspace
         self.gateway = gateway
         self.takes_system_prompt = self.harness is not None and self.harness.prompt_file is not None
 
     async def play(self, request: RunRequest) -> dict[str, Any] | None:
         """Run the command, and read its answer."""
-        # The columns that the agent may know, and the address.
-        workspace = self.folders.workspace
+        # The columns that the agent may know, and the placeholders of its command.
+        workspace = self.rollout_workspace.workspace
         hidden = {*self.program.hidden, workspace.tests, workspace.files}
         shown_row = {name: value for name, value in request.row.items() if name not in hidden}
-        address = self._describe_address(request)
+        placeholders = self._build_placeholders(request)
 
         # Serve the rollout's own network, if it has one, once the command has started.
         network: RolloutNetwork | None = None
 
         async def serve_network() -> None:
             nonlocal network
-            if self.folders.listener is not None:
-                network = await self.gateway.listen_on(self.folders.listener, request.api_key)
+            if self.rollout_workspace.listener is not None:
+                network = await self.gateway.listen_on(
+                    self.rollout_workspace.listener, request.api_key
+                )
 
         try:
             output = await run_command(
                 self.program.command,
                 shown_row,
-                address,
-                self.folders,
+                placeholders,
+                self.rollout_workspace,
                 harness=self.harness,
                 system_prompt=request.system_prompt,
                 on_start=serve_network,
@@ -209,12 +215,12 @@ class CommandRun(AgentRun):
             return None
         return {**output, "reward": None}
 
-    def _describe_address(self, request: RunRequest) -> dict[str, Any]:
+    def _build_placeholders(self, request: RunRequest) -> dict[str, Any]:
         """Return the placeholders of a command's arguments and settings: `{base_url}`, `{api_key}`, ..."""
         # In a network of its own, the command reaches the gateway at another address.
-        base_url = self.folders.base_url(request.api_key) or request.base_url
+        base_url = self.rollout_workspace.base_url(request.api_key) or request.base_url
         window = request.limits.max_context or _DEFAULT_WINDOW
-        address: dict[str, Any] = {
+        placeholders: dict[str, Any] = {
             "base_url": base_url,
             "address": base_url.removesuffix("/v1"),
             "api_key": request.api_key,
@@ -226,9 +232,9 @@ class CommandRun(AgentRun):
         # A harness has its own name for the dialect, and its own form of the address.
         if self.harness is not None:
             api, url = self.harness.dialects[self.harness.dialect]
-            address["api"] = api
-            address["url"] = fill(url, **address)
-        return address
+            placeholders["api"] = api
+            placeholders["url"] = fill(url, **placeholders)
+        return placeholders
 
     def is_policy_to_blame(self, failure: LLMError, session: Session) -> bool:
         """Whether the exit code is listed as a mistake, or a harness gave up because of its last reply.
@@ -251,14 +257,16 @@ class CommandRun(AgentRun):
         """Compare the calls with the harness's own record of them, if it keeps one, and add the reward."""
         if self.harness is not None and self.harness.trace:
             # In threads: an agent may have left large files.
-            files = await asyncio.to_thread(find_records, self.folders.home, self.harness.trace)
+            files = await asyncio.to_thread(
+                find_records, self.rollout_workspace.home, self.harness.trace
+            )
             turns = await asyncio.to_thread(read_turns, files)
             reports = await asyncio.to_thread(compare_turns, session.tree.calls, turns)
             self.program.report_differences(rollout, reports)
 
         # A failed episode has no reward.
         if rollout.error is None:
-            await self.program.add_reward(rollout, self.folders)
+            await self.program.add_reward(rollout, self.rollout_workspace)
 
 
 def _split_command(command: Sequence[str] | str | Harness) -> list[str]:

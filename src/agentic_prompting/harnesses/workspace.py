@@ -183,15 +183,16 @@ class Workspace:
             private.append(str(tests))
 
         # Create the folders, and leave none behind where the row cannot fill them.
-        folders = RolloutWorkspace(self, open_process_folder() / str(next(_numbers)), private)
-        for folder in (folders.home, folders.work):
+        root = open_process_folder() / str(next(_numbers))
+        rollout_workspace = RolloutWorkspace(self, root, private)
+        for folder in (rollout_workspace.home, rollout_workspace.work):
             folder.mkdir(parents=True)
         try:
-            fill_folder(folders.work, row.get(self.files), self.source)
+            fill_folder(rollout_workspace.work, row.get(self.files), self.source)
         except BaseException:
-            folders.close()
+            rollout_workspace.close()
             raise
-        return folders
+        return rollout_workspace
 
 
 class RolloutWorkspace:

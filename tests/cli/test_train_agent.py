@@ -164,7 +164,7 @@ def test_the_trainer_of_a_harness(parts, monkeypatch):
         "google",
         "Do: {question}",
     )
-    assert program._reward_function(None, None) == 1.0 and arguments["reward_funcs"] is None
+    assert program.reward_function(None, None) == 1.0 and arguments["reward_funcs"] is None
     assert program.workspace.keep_failed == "kept"
     assert [row["files"] for row in arguments["train_dataset"]] == [
         {f"{i}.txt": "a"} for i in range(3)
@@ -181,7 +181,7 @@ def test_the_trainer_of_a_harness(parts, monkeypatch):
     words = ["--program=own_agent:command", "--dataset=tasks.jsonl", "--shows", str(parts)]
     arguments = trainer_of(monkeypatch, *words, "--reward", "own_agent:tests_pass")
     assert list(arguments["environment"].workspace.shows) == [str(parts)]
-    assert arguments["environment"]._reward_function(None, None) == 1.0
+    assert arguments["environment"].reward_function(None, None) == 1.0
 
 
 @pytest.mark.parametrize("words", [["--shows", "x"], ["--reward", "own_agent:tests_pass"]])

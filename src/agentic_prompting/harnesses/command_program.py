@@ -12,6 +12,7 @@ from typing import Any, Unpack
 from ..llm import LLMError, Misconfigured, ServerFailed, fill
 from ..llm.guard import call_guarded, failure_of
 from ..programs import AgentProgram, AgentRun, RunRequest
+from ..programs.advice import Advice
 from ..programs.agent_program import ProgramOptions, read_reward
 from ..programs.connections import RolloutNetwork
 from ..programs.gateway import Gateway
@@ -80,12 +81,12 @@ class CommandProgram(AgentProgram):
         self.workspace = workspace or Workspace()
         self.private_paths: list[str] = []
         self.hidden = tuple(hidden)
-        self._reward_function = reward
+        self.reward_function = reward
 
     @property
     def returns_reward(self) -> bool:
         """Whether there is a reward function. A command's output has no reward: the policy may have written it."""
-        return self._reward_function is not None
+        return self.reward_function is not None
 
     def check(self) -> None:
         """Open the address, and raise the [`LLMError`] that the first rollout would get.
@@ -109,7 +110,7 @@ class CommandProgram(AgentProgram):
         )
         has_failed = False
         try:
-            yield CommandRun(self, rollout_workspace, self._gateway)
+            yield CommandRun(self, rollout_workspace, self._gateway, self._advice)
             has_failed = rollout.error is not None
         # Failures of the machine or the settings, which the rollout does not hold yet.
         except (ServerFailed, Misconfigured):
@@ -119,41 +120,6 @@ class CommandProgram(AgentProgram):
             # Also when the episode is cancelled, the folders are closed to the end.
             await asyncio.shield(asyncio.to_thread(rollout_workspace.close, has_failed))
 
-    def report_differences(self, rollout: Rollout, reports: Sequence[str]) -> None:
-        """Count the differences from a harness's own record, and warn of the first ones."""
-        rollout.counts["program/witness_differences"] = len(reports)
-        if reports and self.harness is not None:
-            report = "; ".join(reports)[:_MAX_REPORT_LENGTH]
-            self._advice.warn_once(
-                "witness",
-                f"{self.harness.name} has recorded other calls than the gateway: {report}",
-            )
-
-    async def add_reward(self, rollout: Rollout, rollout_workspace: RolloutWorkspace) -> None:
-        """Call the reward function on the work folder, to which the row's tests are added.
-
-        Raises:
-            [`ServerFailed`]: The function raised, or its reward is not a number.
-        """
-        if self._reward_function is None:
-            return
-
-        # The command has ended, so the agent never sees the tests.
-        await asyncio.to_thread(rollout_workspace.add_tests, rollout.row)
-        try:
-            reward = await call_guarded(self._reward_function, rollout, rollout_workspace.work)
-        except Exception as error:
-            failure = failure_of(ServerFailed, "the reward function", error)
-            # A question that is asked after training has no accepted answer, and needs no reward.
-            if rollout.group is None and rollout.row.keys().isdisjoint(self.hidden):
-                self._advice.warn_once("reward", f"an answer has no reward: {failure}")
-                return
-            raise failure from error
-
-        # Kept beside what the command returned.
-        number = read_reward(reward, "the reward function")
-        rollout.returned = {**(rollout.returned or {}), "reward": number}
-
 
 class CommandRun(AgentRun):
     """One run of a command, in its workspace.
@@ -162,17 +128,23 @@ class CommandRun(AgentRun):
         program ([`CommandProgram`]): The program.
         rollout_workspace ([`RolloutWorkspace`]): The workspace of the rollout.
         gateway ([`Gateway`]): Serves the network of the rollout.
+        advice ([`Advice`]): Warns about the rollout.
     """
 
     has_processes = True
 
     def __init__(
-        self, program: CommandProgram, rollout_workspace: RolloutWorkspace, gateway: Gateway
+        self,
+        program: CommandProgram,
+        rollout_workspace: RolloutWorkspace,
+        gateway: Gateway,
+        advice: Advice,
     ):
         self.program = program
         self.harness = program.harness
         self.rollout_workspace = rollout_workspace
         self.gateway = gateway
+        self.advice = advice
         self.takes_system_prompt = self.harness is not None and self.harness.prompt_file is not None
 
     async def play(self, request: RunRequest) -> dict[str, Any] | None:
@@ -256,17 +228,49 @@ class CommandRun(AgentRun):
     async def finish(self, rollout: Rollout, session: Session) -> None:
         """Compare the calls with the harness's own record of them, if it keeps one, and add the reward."""
         if self.harness is not None and self.harness.trace:
-            # In threads: an agent may have left large files.
-            files = await asyncio.to_thread(
-                find_records, self.rollout_workspace.home, self.harness.trace
-            )
-            turns = await asyncio.to_thread(read_turns, files)
-            reports = await asyncio.to_thread(compare_turns, session.tree.calls, turns)
-            self.program.report_differences(rollout, reports)
+            await self._count_differences(rollout, session, self.harness)
 
         # A failed episode has no reward.
-        if rollout.error is None:
-            await self.program.add_reward(rollout, self.rollout_workspace)
+        if self.program.reward_function is not None and rollout.error is None:
+            await self._add_reward(rollout, self.program.reward_function)
+
+    async def _count_differences(
+        self, rollout: Rollout, session: Session, harness: Harness
+    ) -> None:
+        """Count the differences from a harness's own record, and warn of the first ones."""
+        # In threads: an agent may have left large files.
+        files = await asyncio.to_thread(find_records, self.rollout_workspace.home, harness.trace)
+        turns = await asyncio.to_thread(read_turns, files)
+        differences = await asyncio.to_thread(compare_turns, session.tree.calls, turns)
+
+        rollout.counts["program/witness_differences"] = len(differences)
+        if differences:
+            report = "; ".join(differences)[:_MAX_REPORT_LENGTH]
+            self.advice.warn_once(
+                "witness", f"{harness.name} has recorded other calls than the gateway: {report}"
+            )
+
+    async def _add_reward(self, rollout: Rollout, reward_function: Callable[..., Any]) -> None:
+        """Call the reward function on the work folder, to which the row's tests are added.
+
+        Raises:
+            [`ServerFailed`]: The function raised, or its reward is not a number.
+        """
+        # The command has ended, so the agent never sees the tests.
+        await asyncio.to_thread(self.rollout_workspace.add_tests, rollout.row)
+        try:
+            reward = await call_guarded(reward_function, rollout, self.rollout_workspace.work)
+        except Exception as error:
+            failure = failure_of(ServerFailed, "the reward function", error)
+            # A question that is asked after training has no accepted answer, and needs no reward.
+            if rollout.group is None and rollout.row.keys().isdisjoint(self.program.hidden):
+                self.advice.warn_once("reward", f"an answer has no reward: {failure}")
+                return
+            raise failure from error
+
+        # Kept beside what the command returned.
+        number = read_reward(reward, "the reward function")
+        rollout.returned = {**(rollout.returned or {}), "reward": number}
 
 
 def _split_command(command: Sequence[str] | str | Harness) -> list[str]:

@@ -426,7 +426,11 @@ def test_what_a_model_takes_is_estimated(config, tmp_path):
         "vocab_size": 151_936,
     }
     (folder / "config.json").write_text(json.dumps(shape))
-    setup = RunConfiguration(config=config(model_name_or_path=str(folder)))
+    # A plan is for GPUs.
+    setup = RunConfiguration(config=config(model_name_or_path=str(folder), use_cpu=True))
+    (finding,) = run_check(CHECKS["memory"], setup)
+    assert "billion parameters" in finding.says and "plan" not in finding.says
+    setup = RunConfiguration(config=config(model_name_or_path=str(folder), use_cpu=False))
     (finding,) = run_check(CHECKS["memory"], setup)
     assert finding.level == "ok" and "billion parameters" in finding.says
     assert (
@@ -436,9 +440,8 @@ def test_what_a_model_takes_is_estimated(config, tmp_path):
     (folder / "config.json").write_text(json.dumps({**shape, "model_type": "unheard_of"}))
     (finding,) = run_check(CHECKS["memory"], setup)
     assert finding.level == "warning" and "rough estimate" in finding.says
-    (finding,) = run_check(
-        CHECKS["memory"], RunConfiguration(config=config(model_name_or_path="someone/model"))
-    )
+    setup = RunConfiguration(config=config(model_name_or_path="someone/model", use_cpu=False))
+    (finding,) = run_check(CHECKS["memory"], setup)
     assert finding.level == "ok" and "says what someone/model needs" in finding.says
     assert run_check(CHECKS["memory"], RunConfiguration()) == []
 

@@ -527,6 +527,22 @@ def test_the_command_takes_the_price_of_the_client(capsys, monkeypatch, tmp_path
     assert json.loads(capsys.readouterr().out)["cost"]["usd"] > 0
 
 
+def test_a_run_on_a_cpu_has_no_plan_for_a_gpu(capsys, monkeypatch, tmp_path):
+    moments = {PASSES: {"weights": 1.0}}
+    memory = Plan("m", Layout(1, 80.0), 10**9, 10**7, batch=2, context=512, moments=moments)
+    monkeypatch.setattr("agentic_prompting.planning.plan", lambda *values, **options: memory)
+    config = tmp_path / "cpu.yaml"
+    config.write_text(
+        f"model_name_or_path: {tmp_path}\nenvironment_model: m\nuse_cpu: true\nmax_steps: 2\noutput_dir: {tmp_path}"
+    )
+    assert asked("--config", config) == 2
+    error = capsys.readouterr().err
+    assert "use_cpu: true" in error and "--gpus 1" in error
+    # The same run on GPUs, if they are named.
+    assert asked("--config", config, "--gpus", 1) == 0
+    assert "note: " in (out := capsys.readouterr().out) and "use_cpu: true" in out
+
+
 def test_the_command_prices_a_pool(capsys, monkeypatch, tmp_path):
     moments = {PASSES: {"weights": 1.0}}
     memory = Plan("m", Layout(1, 80.0), 10**9, 10**7, batch=2, context=512, moments=moments)

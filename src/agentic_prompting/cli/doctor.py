@@ -547,15 +547,19 @@ def memory(run: RunConfiguration) -> Iterator[Finding]:
     from ..planning.model_shape import load_shape, rough_estimate
 
     # The hub may be out of reach, and its models take long to read.
+    has_plan = not run.uses_cpu or run.accelerate_config is not None  # which is for GPUs
     if run.accelerate_config is None and not Path(name).is_dir():
-        yield ok(f"`{command}` says what {name} needs")
+        if has_plan:
+            yield ok(f"`{command}` says what {name} needs")
         return
     try:
         if run.accelerate_config is None:
             # With adapters (PEFT) hardly any weights are trained.
             trained_share = 0.0 if run.values.get("use_peft") else 1.0
             estimate = rough_estimate(load_shape(name).to_dict(), trained_share)
-            yield ok(f"{estimate} `{command}` measures a step, as --accelerate-config does here")
+            if has_plan:
+                estimate += f" `{command}` measures a step, as --accelerate-config does here"
+            yield ok(estimate)
             return
         # The same run, as options of `plan`.
         run_options = {field.name: getattr(run, field.name) for field in fields(RunConfiguration)}

@@ -67,9 +67,7 @@ def plan(arguments: Sequence[str]) -> int:
     (options,) = OptionParser("plan", SETTINGS, plan.__doc__).parse(arguments)
     # Options and files are checked before the model is looked at.
     if options.gpus is not None and options.gpus < 1:
-        raise ValueError(
-            f"--gpus {options.gpus}: training needs at least 1 GPU; a CPU is planned as one GPU"
-        )
+        raise ValueError(f"--gpus {options.gpus}: training needs at least 1 GPU")
     if options.config is None and options.pilot is None:
         raise ValueError(
             "name the run to plan: --config FILE, such as examples/configs/qwen3_4b.yaml, or --from RUN"
@@ -90,6 +88,12 @@ def plan(arguments: Sequence[str]) -> int:
         raise ValueError(f"--max-steps {options.max_steps}: a run has at least 1 step")
     for file in filter(None, (options.config, options.accelerate_config)):
         check_options_file(file)
+    if options.uses_cpu and options.gpus is None and options.accelerate_config is None:
+        raise ValueError(
+            f"{options.config} has `use_cpu: true`, and a plan is for GPUs: its memory and hours would not be those of "
+            f"this run. For a CPU, `{options.command} --config {options.config} --max_steps 2` shows the seconds of a "
+            "step; for the same run on GPUs, say how many: --gpus 1"
+        )
     # Measure, then print memory and costs.
     with show_progress("measuring a step on fake tensors"):
         memory, costs = plan_run(options)
@@ -142,6 +146,11 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
         seconds=options.seconds,
         max_wait=max_wait,
     )
+
+    if options.uses_cpu:
+        memory.notes.append(
+            f"{options.config} has use_cpu: true; this is the same run on GPUs, in bf16 if the file says nothing else"
+        )
 
     # Costs need the prices of the large LLM or of the workers, and say what is missing otherwise.
     environment_model = options.value("environment_model")

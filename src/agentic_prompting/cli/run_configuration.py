@@ -55,6 +55,11 @@ class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
         """Whether the configuration is that of a training run, not of a table."""
         return bool(self.values) and "systems" not in self.values
 
+    @property
+    def uses_cpu(self) -> bool:
+        """Whether the configuration says `use_cpu`: the run has no GPU."""
+        return str(self.values.get("use_cpu")).lower() in ("true", "1")
+
     def value(self, name: str) -> Any:
         """A value of the command line, or else of the configuration."""
         value = getattr(self, name, None)

@@ -336,6 +336,18 @@ def test_no_program_of_the_current_folder_is_run(run, tmp_path, monkeypatch, ins
     assert status == 2 and ("rows.jsonl" in err) == (installed_from != "nowhere"), err
 
 
+@pytest.mark.parametrize(
+    ("words", "asks"), [([], False), (["--metric", "rouge"], True), (["--dataset", "gsm8k"], True)]
+)
+def test_a_table_of_own_files_asks_no_hub(run, tmp_path, monkeypatch, words, asks):
+    asked = []
+    monkeypatch.setattr(evaluate, "is_hub_reachable", lambda: asked.append(1))
+    (tmp_path / "table.yaml").write_text(TABLE)
+    monkeypatch.chdir(tmp_path)
+    status, _, _ = run("evaluate", "--config", "table.yaml", *words)
+    assert status == 2 and bool(asked) == asks
+
+
 def test_a_refused_table_names_no_line_of_ours(run, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "paper_tables", raising=False)
     (tmp_path / "table.yaml").write_text(TABLE.replace("prompted", "promptd"))

@@ -134,6 +134,14 @@ def test_dropped_rows_do_not_shift_the_others(tmp_path):
     assert [row["level"] for row in rows] == ["0", "2"]
 
 
+def test_dropped_rows_are_named_once(tmp_path, caplog):
+    file = tmp_path / "rows.csv"
+    write_csv(file, [{**ROWS[0], "answer": ""}, *ROWS[1:]])
+    agent = AgentArguments(dataset=str(file), held_out=0.3)
+    assert len(agent.load("", 0)) + len(agent.load_held_out("", 0)) == 9
+    assert sum("dropped 1 row" in message for message in caplog.messages) == 1
+
+
 def test_the_agent_sees_no_file_of_tasks(file, monkeypatch):
     """Those of the evaluation hold answers, too."""
     seen = []

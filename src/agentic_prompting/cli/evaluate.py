@@ -391,7 +391,7 @@ def _by_prompt(agent: PromptAgent, run: Path) -> dict[str, PromptAgent]:
 def _fill_table(options: EvaluateOptions, table: Any) -> Results:
     """Run a table of `benchmarks/paper_tables`."""
     # If the hub is out of reach, its libraries turn to their caches at once.
-    if not options.sandbox:
+    if not options.sandbox and _needs_hub(table):
         is_hub_reachable()
     filled = import_paper_tables().run_table(
         table, options.sandbox, options.output_dir, sys.stderr.isatty(), options.seeds or []
@@ -400,6 +400,29 @@ def _fill_table(options: EvaluateOptions, table: Any) -> Results:
     title = filled.files["md"].read_text(encoding="utf-8").split("\n")[0].lstrip("# ")
     left_out = {**filled.skipped, **filled.left_out}
     return Results(title, filled.files, filled.comparisons, left_out, filled.spent)
+
+
+def _needs_hub(table: Any) -> bool:
+    """Whether a table has rows, metrics or models that may come from the hub."""
+    from ..data import is_user_data
+    from ..evaluation import METRICS
+
+    # Tasks that are no files of the user's, and have none instead of the hub's.
+    names = list(table.tasks)
+    for tasks in (table.train_task, table.validation_task, table.fit_task):
+        if tasks:
+            names += tasks.values() if isinstance(tasks, Mapping) else [tasks]
+    for name in names:
+        if not is_user_data(name) and name not in table.data_files:
+            return True
+
+    # Metrics of the package `evaluate`, and the encoder of one of ours.
+    metrics = [metric for name in table.tasks for metric in table.metrics_of(name) or ()]
+    if any(metric not in METRICS or metric == "semantic_similarity" for metric in metrics):
+        return True
+    # Models that are loaded here.
+    bases = [system.settings.get("base") for system in table.systems]
+    return any(base and not Path(base).exists() for base in bases)
 
 
 def _load_table(options: EvaluateOptions, judges: Sequence[str]) -> Any:

@@ -484,10 +484,22 @@ class TaskRows:
         """Our name for a column -> that of the file. Raises `ValueError` for another form."""
         return read_columns(self.columns)
 
+    @cached_property
+    def _loaded_rows(self) -> dict[tuple[Any, ...], Dataset]:
+        """The rows that have been loaded, by what they depend on."""
+        return {}
+
     def _load_rows(self, task: str, n: int | None, seed: int) -> Dataset:
+        """The rows before any are held out: loaded once, because loading warns of those that it drops."""
+        self.check_rows()
+        key = (self.dataset or task, self.task_split, n, seed, self.data_files, self.columns)
+        if key not in self._loaded_rows:
+            self._loaded_rows[key] = self._load_task(task, n, seed)
+        return self._loaded_rows[key]
+
+    def _load_task(self, task: str, n: int | None, seed: int) -> Dataset:
         from ..data import is_user_data, load_task
 
-        self.check_rows()
         # Only the rows of a task may have to come from the hub.
         source = self.dataset or task
         if not is_user_data(source) and not self.data_files:

@@ -11,6 +11,7 @@ from agentic_prompting.report import rescore
 from agentic_prompting.rewards import CostReward, exact_match_reward
 from agentic_prompting.rollout import (
     BatchEngine,
+    Rollout,
     TagGrammar,
     render_messages,
     restore_rollout,
@@ -200,6 +201,21 @@ def test_a_program_keeps_its_answer():
     saved = stored(answer="42", sequences=[{}], counts={"program/calls": 2.0}, observations=[])
     rollout = restore_rollout(saved, {"question": "which ?"})
     assert rollout.answer == "42" and rollout.counts == {"program/calls": 2.0}
+
+
+def test_what_a_program_returned_is_recorded():
+    rollout = Rollout([1], row={"question": "which ?"}, counts={"program/calls": 1.0})
+    rollout.returned = {"answer": "42", "reward": 0.5, "looked": [3], "client": object()}
+    rollout.returned["page"] = "x" * 20_000
+    saved = rollout_record(rollout.finish("answered"))
+    assert saved["returned"] == {"reward": 0.5, "looked": [3]}
+    returned = restore_rollout(json.loads(json.dumps(saved)), {"question": "which ?"}).returned
+    assert returned["looked"] == [3] and returned["answer"] == "42" and "reward" in returned
+    # It has not returned this, and these are not known.
+    assert returned.get("cost", 0) == 0 and "cost" not in returned
+    for name in ("page", "client"):
+        with pytest.raises(ValueError, match=name):
+            returned.get(name)
 
 
 @pytest.mark.parametrize("status", ["answered", "malformed"])

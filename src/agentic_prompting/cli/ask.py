@@ -171,6 +171,8 @@ def _in_words_of_sandbox(question: str) -> str:
 
 def _conversation(question: str, rollout: Rollout) -> dict[str, Any]:
     """The conversation and its cost, for `--json`."""
+    from ..rollout import rollout_record
+
     # Turns and replies in the order of the conversation.
     messages: list[dict[str, Any]] = []
     for position, turn in enumerate(rollout.turns):
@@ -189,6 +191,7 @@ def _conversation(question: str, rollout: Rollout) -> dict[str, Any]:
         "answer": rollout.answer,
         "status": rollout.status,
         "error": rollout.error and str(rollout.error),
+        "returned": rollout_record(rollout).get("returned", {}),
         "conversation": messages,
         "usage": {
             "calls": len(usages),

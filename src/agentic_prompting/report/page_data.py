@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -273,13 +274,24 @@ def _evaluation_blocks(
         "cost_usd",
         "seconds",
     )
-    answers = [_select(record, names) for record in records]
+    answers = []
+    for record in records:
+        returned = _returned(record.get("trajectory") or {})
+        answers.append({**_select(record, names), **returned})
     yield from _chunks("answers", answers, ANSWERS_PER_CHUNK)
 
 
 def _select(record: Record, names: Iterable[str]) -> dict[str, Any]:
     """The fields of a record that have a value."""
     return {name: record[name] for name in names if record.get(name) is not None}
+
+
+def _returned(record: Record) -> dict[str, str]:
+    """What a program returned besides its answer, as a text, if there is anything."""
+    returned = record.get("returned")
+    if not returned:
+        return {}
+    return {"returned": json.dumps(returned, ensure_ascii=False, indent=1)}
 
 
 def _intervals(evaluations: Iterable[tuple[str, Evaluation]]) -> list[dict[str, Any]]:
@@ -361,6 +373,7 @@ def _trajectory(record: Record) -> dict[str, Any]:
     # The seed is a text, because a browser's numbers end at 2**53.
     return {
         **_select(record, names),
+        **_returned(record),
         "seed": str(record.get("seed", "")),
         "parts": reward_parts(record),
     }

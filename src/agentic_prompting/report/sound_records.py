@@ -81,6 +81,7 @@ ROLLOUT: dict[str, Check] = {
     "question": _maybe(is_text),
     "answers": _maybe(_list_of(is_text)),
     "answer": _maybe(is_text),
+    "returned": _maybe(lambda value: isinstance(value, dict)),
     "error": _maybe(_object({"kind": _maybe(is_text), "what": _maybe(is_text)})),
     "reward": _maybe(is_number),
     "rewards": _maybe(
@@ -105,7 +106,15 @@ ANSWER: dict[str, Check] = {
     "answer": _maybe(is_text),
     "whole": _maybe(is_text),
     "error": _maybe(is_text),
-    "trajectory": _maybe(_object({"turns": _maybe(_list_of(_TURN)), "steps": _maybe(is_number)})),
+    "trajectory": _maybe(
+        _object(
+            {
+                "turns": _maybe(_list_of(_TURN)),
+                "steps": _maybe(is_number),
+                "returned": _maybe(lambda value: isinstance(value, dict)),
+            }
+        )
+    ),
     "calls": _maybe(is_number),
     "tokens": _maybe(is_number),
     "cost_usd": _maybe(is_number),

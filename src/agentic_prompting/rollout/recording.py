@@ -18,7 +18,7 @@ import math
 import os
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -43,6 +43,7 @@ Beyond this the oldest batches are dropped.
 """
 
 _CHUNK = 2**20
+_MAX_RETURNED_LENGTH = 10_000  # characters of a value that a program returned, as JSON
 _ROW_KEYS = ("id", "question", "answers", "task", "environment", "workers", "budget")
 
 
@@ -234,7 +235,8 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     `observation`), `cost_usd` (paid), `worth_usd` (including replies that another call or an
     earlier run paid for), `seed`, and the keys of `extra`. The record of an episode with `counts`,
     such as a program's, also has `sequences` (each `role`, `prompt`, `tokens`, `in_loss`), in whose
-    order its turns are, and the `counts`.
+    order its turns are, and the `counts`. That of a program has what it `returned` besides the answer,
+    and in `not_recorded` the names of values that JSON cannot hold, or that are very long.
     """
     facts = RolloutFacts.of(rollout)
     # The caller's keys, and the row's.
@@ -248,6 +250,8 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     record["status"] = rollout.status
     record["error"] = {"kind": facts.error_kind, "what": facts.error} if rollout.error else None
     record["answer"] = rollout.answer
+    if rollout.returned is not None:
+        record |= _record_returned(rollout.returned)
 
     # The conversation.
     record["turns"] = [
@@ -293,22 +297,63 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     return record
 
 
+def _record_returned(returned: Mapping[str, Any]) -> dict[str, Any]:
+    """What a program returned besides its answer, as far as it can be recorded."""
+    recorded = {}
+    left_out = []
+    for name, value in returned.items():
+        if name == "answer":
+            continue
+        # JSON has no NaN, and a value that it holds in another form, such as a tuple, is that form.
+        try:
+            text = json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            text = ""
+        if text and len(text) <= _MAX_RETURNED_LENGTH:
+            recorded[str(name)] = json.loads(text)
+        else:
+            left_out.append(str(name))
+    if left_out:
+        return {"returned": recorded, "not_recorded": left_out}
+    return {"returned": recorded}
+
+
 class _RecordedReturn(dict[str, Any]):
-    """What a program returned, as far as it is recorded: its answer. Reading more is an error."""
+    """What a program returned, as far as it is recorded. Reading more is an error.
+
+    Args:
+        values (`Mapping[str, Any]`): The recorded values.
+        left_out (`Collection[str]`, *optional*): The names of values that are not recorded; `None`
+            if they are not known, as in records of earlier versions.
+    """
+
+    def __init__(self, values: Mapping[str, Any], left_out: Collection[str] | None):
+        super().__init__(values)
+        self.left_out = left_out
+
+    def _check(self, name: object) -> None:
+        if super().__contains__(name):
+            return
+        if self.left_out is None or name in self.left_out:
+            reason = "it is too long, or no JSON"
+            if self.left_out is None:
+                reason = "an earlier version recorded the answer alone"
+            raise ValueError(
+                f"the program may have returned {name!r}, and the record does not have it: {reason}"
+            )
 
     def __missing__(self, name: str) -> Any:
-        raise ValueError(
-            f"records keep the answer of a program, and nothing else that it returned: "
-            f"rollout.returned has no {name!r} here"
-        )
+        self._check(name)
+        raise KeyError(name)
 
     def __contains__(self, name: object) -> bool:
-        self[str(name)]  # raises the error
-        return True
+        self._check(name)
+        return super().__contains__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
         # A default would pass for what the program returned.
-        return self[name]
+        self._check(name)
+        return super().get(name, default)
 
 
 def restore_rollout(
@@ -316,9 +361,9 @@ def restore_rollout(
 ) -> Rollout:
     """Return the rollout of a record that [`rollout_record`] made.
 
-    Token ids and log-probabilities are not recorded: the rollout has none. What a program returned
-    besides its answer is not recorded either, and reading it raises a `ValueError`. Each
-    observation has one reply; the worth of the rollout is divided equally between them.
+    Token ids and log-probabilities are not recorded: the rollout has none. Reading a value that a
+    program returned and that is not recorded raises a `ValueError`. Each observation has one reply;
+    the worth of the rollout is divided equally between them.
 
     Args:
         record (`Mapping[str, Any]`): The record.
@@ -332,7 +377,12 @@ def restore_rollout(
     # The answer is recorded apart from the turns: it may be a reference, or that of a program.
     is_answered = record["status"] == "answered"
     if record["status"] != "failed" and record.get("sequences"):
-        rollout.returned = _RecordedReturn(answer=record["answer"])
+        values = dict(record.get("returned") or {})
+        left_out = record.get("not_recorded", ()) if "returned" in record else None
+        # A program without an answer has returned nothing, as far as the record says so.
+        if is_answered or left_out is None:
+            values["answer"] = record["answer"]
+        rollout.returned = _RecordedReturn(values, left_out)
     elif is_answered and rollout.turns:
         rollout.turns[-1] = replace(rollout.turns[-1], kind="answer", answer=record["answer"])
 

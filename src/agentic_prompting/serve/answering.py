@@ -211,6 +211,9 @@ class AgentAnswers:
         sampled_tokens = sum(sum(sequence.mask) for sequence in rollout.sequences)
         usage = Usage(len(prompt_ids), sampled_tokens, _cost(rollout))
         trajectory = rollout_record(rollout)
+        # The operator's program returns more than its answer for rewards and records, not for clients.
+        trajectory.pop("returned", None)
+        trajectory.pop("not_recorded", None)
 
         # A failed call is an error; an agent that gives no answer is not.
         if rollout.error is not None:

@@ -20,6 +20,7 @@ async function showEvaluation(found) {
     const content = [el("h3", { text: "Question" }), written(one.question), pair("accepted", one.answers.join(" / ")), pair("answered", one.answer ?? "nothing")];
     content.push(el("p", { class: "note", text: `${columns.system[place]}: ${number(one.calls ?? 0)} calls, ${number(one.tokens ?? 0)} tokens, ${dollars(one.cost_usd ?? 0)}, ${(one.seconds ?? 0).toFixed(2)} s` }));
     if (one.whole && one.whole !== one.answer) content.push(el("h3", { text: "The whole reply" }), written(one.whole));
+    if (one.returned) content.push(el("h3", { text: "What the program returned besides" }), written(one.returned));
     content.push(el("h3", { text: "What each system said" }), table(["system", "answer", "score"], said));
     return content;
   });

@@ -140,6 +140,7 @@ function trajectoryDetail(columns, place, one, group) {
       ` · ${facts.join(" · ")} · seed ${one.seed ?? "–"} · `, el("a", { href: `#rollout-${columns.number[place]}`, text: "link to this one" })),
   ];
   if (one.answers) content.push(pair("accepted", one.answers.join(" / ")), pair("answered", one.answer ?? "nothing"));
+  if (one.returned) content.push(el("h3", { text: "What the program returned besides" }), written(one.returned));
   if (one.error) content.push(el("p", { class: "bad" }, "Failed, and left out of training: "), written(`${one.error.kind}: ${one.error.what}`));
   const reward = one.parts.length ? el("div", {}, el("h3", { text: "Reward" }), table(["part", "value"], one.parts)) : null;
   content.push(el("div", { class: "beside" }, reward, group), el("h3", { text: "Conversation" }), ...conversation(one));

@@ -11,10 +11,16 @@ Here are examples of what it has to do; the instruction is put in front of each 
 
 {examples}
 
-Write a new instruction that is different from those above and earns a higher score. Keep the demand for a last line \
-of the form 'Answer: ...'. Write it between <INS> and </INS>."""
+Write a new instruction that is different from those above and earns a higher score. {form} Write it between <INS> \
+and </INS>."""
 """OPRO's meta-prompt (Yang et al. 2023, section 4.2). Variables: `{history}` (str), instructions with scores in rising
-order; `{examples}` (str), questions with their answers."""
+order; `{examples}` (str), questions with their answers; `{form}` (str), one of the two sentences below."""
+
+OPRO_ANSWER_LINE = "Keep the demand for a last line of the form 'Answer: ...'."
+"""For OPRO's meta-prompt, if the first instruction has this demand."""
+
+OPRO_SAME_FORM = "Keep what the instructions above demand of the form of the answer."
+"""For OPRO's meta-prompt, if the first instruction asks for no such line."""
 
 CRITIQUE_FEEDBACK = "The answer should have been: {answers}. The score is {score:.2f} of 1."
 """What optimisers are told of one answer. Variables: `{answers}` (str), `{score}` (float)."""

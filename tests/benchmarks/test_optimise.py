@@ -100,6 +100,18 @@ def test_opro_warns_of_replies_that_it_cannot_read(caplog):
     assert "<INS>" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("start", "has_line"),
+    [("Name the queue.", False), ("Name the queue in a line 'Answer: ...'.", True)],
+)
+def test_opro_asks_for_the_form_of_the_first_prompt(start, has_line):
+    editor = ScriptedChat(["<INS>Name it.</INS>"])
+    optimise_opro(objective(60, editor=editor), start)
+    request = editor.calls[0][-1]["content"].replace(start, "")
+    assert ("Answer:" in request) is has_line
+    assert "{form}" not in request and ("demand" in request)
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match="there are none"):
         objective(rows=[])

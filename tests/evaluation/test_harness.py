@@ -39,6 +39,7 @@ from agentic_prompting.evaluation import (
     write_tables,
 )
 from agentic_prompting.evaluation.scoring import format_scores, score_records, score_rollouts
+from agentic_prompting.evaluation.systems import answer_of_replies
 from agentic_prompting.interop.user import UserSimulator
 from agentic_prompting.llm import (
     BudgetExceeded,
@@ -46,10 +47,11 @@ from agentic_prompting.llm import (
     Reply,
     ScriptedChat,
     ServerFailed,
+    Usage,
     start,
 )
 from agentic_prompting.llm.loop import in_parallel
-from agentic_prompting.refine import LabelVerifier, ProRefiner
+from agentic_prompting.refine import LabelVerifier, ProRefiner, RoleUsage
 from agentic_prompting.rewards import exact_match
 from agentic_prompting.rollout import Environment, Rollout
 from agentic_prompting.sandbox.puzzles import SORTING, make_puzzles, puzzle_models
@@ -134,6 +136,15 @@ def test_right_wrong_and_failed_are_three_things(tmp_path):
     assert "scripted failure" in lines(tmp_path)[1]["error"]
     row = results_table(evaluation)[0]
     assert (row["answered"], row["failed"]) == ("17", "3")
+
+
+def test_tokens_are_those_of_replayed_calls_too():
+    usage = Usage(prompt_tokens=30, completion_tokens=12)
+    reply = Reply("x", cached=True, saved=usage)
+    answer = answer_of_replies([reply], 1.0)
+    assert (answer.tokens, answer.cached) == (42, 1)
+    refinement = RoleUsage.from_reply(reply)
+    assert (refinement.tokens, refinement.worth_tokens) == (0, 42)
 
 
 def test_a_replayed_call_shows_its_worth_beside_what_was_paid():

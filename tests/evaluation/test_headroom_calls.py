@@ -138,7 +138,25 @@ def test_a_reference_writes_the_further_prompts():
 def test_a_reference_that_writes_too_few_is_named(caplog):
     reference = ScriptedChat(["<prompt>One.</prompt>"])
     headroom(ROWS, policy=chat_of({}), prompts=["Mine."], reference=reference)
-    assert "1 of the 10 prompts" in caplog.text
+    assert "1 new ones of the 10 prompts" in caplog.text
+
+
+def test_prompts_that_repeat_others_are_counted(caplog):
+    texts = ["Mine.", "One.", "One.", *(f"Other {number}." for number in range(7))]
+    reply = "".join(f"<prompt>{text}</prompt>" for text in texts)
+    prompts = ["Mine.", "Mine."]
+    measured = headroom(ROWS, policy=chat_of({}), prompts=prompts, reference=ScriptedChat([reply]))
+    assert len(measured.texts) == 10
+    assert "1 of the 2 prompts to compare repeat others" in caplog.text
+    assert "2 of the 10 prompts that the reference LLM wrote repeat others: 10 prompts" in (
+        caplog.text
+    )
+
+
+def test_a_reference_that_proposes_no_change():
+    reference = ScriptedChat(["<prompt>Mine.</prompt>"])
+    measured = headroom(ROWS, policy=chat_of({}), prompts=["Mine."], reference=reference)
+    assert "proposed no change" in measured.stopped and "no prompt" not in measured.stopped
 
 
 @pytest.mark.parametrize("start", ["", "Mine."])

@@ -82,7 +82,7 @@ def test_a_fatal_failure_stops_the_run_and_loses_nothing(tmp_path, caplog):
     assert [result.error is None for result in results] == [True] * 3 + [False] * 17
     assert all(result.error.kind == "BudgetExceeded" for result in results[3:])
     assert len(log.calls) == len(clean.calls) + 1  # the fourth query's first call, and no other
-    assert "stopped after 4 of 20 queries" in caplog.text
+    assert "stopped after 3 of 20 queries" in caplog.text
     assert len(path.read_bytes().splitlines()) == 4
     log = Log()
     assert all(

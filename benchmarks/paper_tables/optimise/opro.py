@@ -13,7 +13,7 @@ import re
 
 from agentic_prompting.llm import LLMError
 
-from ..templates import OPRO_META
+from ..templates import OPRO_ANSWER_LINE, OPRO_META, OPRO_SAME_FORM
 from .common import Found, Objective, mean_score
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ def optimise_opro(
     scored = {prompt: mean_score(objective.try_prompt(prompt))}
     requests = 0
     unread = 0
+    repeated = 0
     while objective.count.affords(1 + len(objective.rows)):
         meta = _meta_prompt(objective, scored, best_count, examples, rng)
         for _ in range(per_step):
@@ -52,6 +53,7 @@ def optimise_opro(
             try:
                 new = read_instruction(objective.ask_editor(meta, repeat=requests))
                 unread += not new
+                repeated += new in scored
                 if new and new not in scored:
                     scored[new] = mean_score(objective.try_prompt(new))
             except LLMError as error:
@@ -62,6 +64,14 @@ def optimise_opro(
             "OPRO: %d of %d replies of the editor had no instruction between <INS> and </INS>: use "
             "a model that follows its instructions, or raise its max_tokens",
             unread,
+            requests,
+        )
+    # An editor that writes an instruction of before has nothing new to propose, and has not failed.
+    if repeated:
+        logger.info(
+            "OPRO: %d of %d replies of the editor repeated an instruction of before, which was not "
+            "scored again",
+            repeated,
             requests,
         )
     return _best(objective, scored)
@@ -83,9 +93,17 @@ def _meta_prompt(
     best = sorted(scored.items(), key=lambda item: item[1])[-best_count:]
     scored_texts = [f"<INS>{text}</INS>\nscore: {round(100 * score)}" for text, score in best]
     rows = rng.sample(objective.rows, min(examples, len(objective.rows)))
-    questions = [f"Question: {row['question']}\nAnswer: {row['answers'][0]}" for row in rows]
-    values = {"history": "\n\n".join(scored_texts), "examples": "\n\n".join(questions)}
-    return re.sub(r"\{(history|examples)\}", lambda match: values[match[1]], OPRO_META)
+    # A task may have another form than the line "Answer: ..."; the first instruction says so.
+    first_instruction = next(iter(scored))
+    has_answer_line = "answer:" in first_instruction.lower()
+    label = "Answer" if has_answer_line else "Accepted"
+    questions = [f"Question: {row['question']}\n{label}: {row['answers'][0]}" for row in rows]
+    values = {
+        "history": "\n\n".join(scored_texts),
+        "examples": "\n\n".join(questions),
+        "form": OPRO_ANSWER_LINE if has_answer_line else OPRO_SAME_FORM,
+    }
+    return re.sub(r"\{(history|examples|form)\}", lambda match: values[match[1]], OPRO_META)
 
 
 def _best(objective: Objective, scored: dict[str, float]) -> Found:

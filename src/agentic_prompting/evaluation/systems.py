@@ -42,8 +42,9 @@ class Answer:
             questions.
         calls (`int`), cached (`int`): Model calls, and how many of them were replayed without
             payment.
-        tokens (`int`), cost_usd (`float`): Tokens read and written, and their cost.
-        worth_usd (`float`, *optional*): Their cost if no call had been replayed. Defaults to `cost_usd`.
+        tokens (`int`): Tokens read and written, those of replayed calls included.
+        cost_usd (`float`): What was paid.
+        worth_usd (`float`, *optional*): The cost if no call had been replayed. Defaults to `cost_usd`.
         seconds (`float`): Time from question to answer.
         trajectory (*optional*): How the answer was found, JSON-able.
     """
@@ -447,7 +448,7 @@ def answer_of_refinement(result: RefinementResult) -> Answer:
         fatal=result.error is not None and result.error.fatal,
         calls=sum(role.calls for role in usage),
         cached=sum(role.cached for role in usage),
-        tokens=sum(role.tokens for role in usage),
+        tokens=sum(role.worth_tokens for role in usage),
         cost_usd=sum(role.cost_usd for role in usage),
         worth_usd=sum(role.worth_usd for role in usage),
         seconds=result.seconds,
@@ -478,7 +479,7 @@ def _sum_usage(replies: Sequence[Reply]) -> _UsageFields:
     return {
         "calls": len(replies),
         "cached": sum(reply.cached for reply in replies),
-        "tokens": sum(reply.usage.tokens for reply in replies),
+        "tokens": sum(reply.worth.tokens for reply in replies),
         "cost_usd": sum(reply.usage.cost_usd for reply in replies),
         "worth_usd": sum(reply.worth.cost_usd for reply in replies),
     }

@@ -248,7 +248,9 @@ class ProRefiner(RefineSettings):
 
         if fatal_failures:
             failure = fatal_failures[0]
-            logger.error(f"stopped after {len(results)} of {len(queries)} queries: {failure}")
+            # Queries that were in flight have a result, too: the failure.
+            finished_count = sum(result.error is None for result in results.values())
+            logger.error(f"stopped after {finished_count} of {len(queries)} queries: {failure}")
             # Queries that were not started have the failure as their result.
             for number in open_numbers:
                 if number not in results:

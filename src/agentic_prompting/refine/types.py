@@ -148,12 +148,15 @@ class RoleUsage(Usage):
         cached (`int`, *optional*, defaults to `0`): Recorded replies, which cost nothing.
         worth_usd (`float`, *optional*, defaults to `0.0`): `cost_usd` plus what the recorded
             replies would have cost.
+        worth_tokens (`int`, *optional*, defaults to `0`): All tokens, those of the recorded replies
+            included.
     """
 
     calls: int = 0
     failed: int = 0
     cached: int = 0
     worth_usd: float = 0.0
+    worth_tokens: int = 0
 
     @classmethod
     def from_reply(cls, reply: Reply) -> RoleUsage:
@@ -163,7 +166,8 @@ class RoleUsage(Usage):
             calls=1,
             failed=int(reply.error is not None),
             cached=int(reply.cached),
-            worth_usd=reply.usage.cost_usd + reply.saved.cost_usd,
+            worth_usd=reply.worth.cost_usd,
+            worth_tokens=reply.worth.tokens,
         )
 
     def __add__(self, other: RoleUsage) -> RoleUsage:  # type: ignore[override]

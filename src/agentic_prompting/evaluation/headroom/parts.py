@@ -47,7 +47,7 @@ from .prompts import (
     plan_stages,
     route_prompts,
 )
-from .proposals import DEFAULT_REQUESTS, ask_for_prompts, read_prompts
+from .proposals import DEFAULT_REQUESTS, ask_for_prompts, read_proposals
 from .refinement import judge_refinement
 from .result import FURTHER, Headroom
 
@@ -97,6 +97,13 @@ class PromptPart:
         self.policy = policy
         # The empty prompt is always compared; duplicates are removed.
         self.texts = list(dict.fromkeys([*prompts, ""]))
+        repeated = len(prompts) - len(set(prompts))
+        if repeated:
+            logger.warning(
+                "%d of the %d prompts to compare repeat others: each text is compared once",
+                repeated,
+                len(prompts),
+            )
         self.reference = reference
         self.delta = context.delta
         self.seed = context.seed
@@ -158,10 +165,17 @@ class PromptPart:
             self.reference, self.texts[0], examples, self.prompts_to_write
         )
         self.caller.count([answer_of_replies([reply], reply.seconds)])
-        # The reply may repeat prompts that are compared already, or contain too many.
-        new_texts = [text for text in read_prompts(reply.text) if text not in self.texts]
+        # The reply may repeat prompts, its own or those that are compared already, or contain too many.
+        written = read_proposals(reply.text)
+        new_texts = [text for text in dict.fromkeys(written) if text not in self.texts]
         self.texts += new_texts[: self.prompts_to_write]
         # The empty prompt alone is not a challenger: a verdict on it would say nothing of others.
+        if not any(self.texts[1:]) and written:
+            raise MeasurementStopped(
+                "the reference LLM proposed no change: it wrote the start prompt again and no other "
+                "one, so there is nothing to compare; name prompts of your own (prompts=), or use "
+                "another model"
+            )
         if not any(self.texts[1:]):
             # The same command would read a recorded reply again.
             advice = "; the reply was recorded earlier: another seed or replay cache asks anew"
@@ -169,10 +183,18 @@ class PromptPart:
                 "the reference LLM wrote no prompt between <prompt> and </prompt>: "
                 f"{reply.error or reply.text[:200]!r}{advice if reply.cached else ''}"
             )
-        # One that repeats another is no reason to warn, a reply that was cut off is.
+        if len(new_texts) < len(written):
+            logger.warning(
+                "%d of the %d prompts that the reference LLM wrote repeat others: %d prompts are "
+                "compared, the start prompt and the empty one among them",
+                len(written) - len(new_texts),
+                len(written),
+                len(self.texts),
+            )
+        # Too few different ones, as of a reply that was cut off.
         if 2 * len(new_texts) < self.prompts_to_write:
             logger.warning(
-                "the reference LLM wrote %d of the %d prompts that it was asked for: the verdict is about these "
+                "the reference LLM wrote %d new ones of the %d prompts that it was asked for: the verdict is about these "
                 "alone; ask for fewer (tried=), raise its max_tokens, or use another model",
                 len(new_texts),
                 self.prompts_to_write,

@@ -65,10 +65,15 @@ async def ask_for_prompts(
 
 def read_prompts(reply: str) -> list[str]:
     """Return the distinct texts between `<prompt>` and `</prompt>` that are not empty."""
+    return list(dict.fromkeys(read_proposals(reply)))
+
+
+def read_proposals(reply: str) -> list[str]:
+    """Return the texts between `<prompt>` and `</prompt>` that are not empty; one may be repeated."""
     prompts = []
     # A prompt without its closing mark was cut off, and is skipped.
     for piece in reply.split("<prompt>")[1:]:
         text, closing, _ = piece.partition("</prompt>")
         if closing and text.strip():
             prompts.append(text.strip())
-    return list(dict.fromkeys(prompts))
+    return prompts

@@ -13,10 +13,14 @@ Protocol, written before the run of the reported seed.
 1. Task. Symbols and numbers of the chemical elements, four questions for each; 128 questions about 32 elements of which
    training has none. Measured first: the large LLM asked the questions as they are, with the request for a short answer.
 2. Agent. SmolLM2-135M-Instruct, out of a package, in the form, the template and the settings of `examples/configs/real.yaml`,
-   which were chosen on countries. It first imitates 64 uneven demonstrations (8 steps of 8): two in five guess without
-   asking, as many repeat a whole sentence. (With guesses in half of them, as in the other runs, a model that was tuned
-   on seed 1 asked in .02 of the questions afterwards, and with a quarter in all of them.) Then 12 steps of
-   `PromptR1Trainer` with LoRA, 4 questions of 8 rollouts each; the reward is the mean of exact match and token F1.
+   which were chosen on countries. It first imitates 64 uneven demonstrations (8 steps of 8) about elements on which the
+   large LLM is right: two in five guess without asking, as many repeat the LLM's whole reply, the others give the fact
+   alone. Then 12 steps of `PromptR1Trainer` with LoRA, 4 questions of 8 rollouts each; the reward is the mean of exact
+   match and token F1.
+   What tuning seed 1 said: with guesses in half of the demonstrations, as in the other runs, the model asked in .02 of
+   the questions afterwards, with a quarter in all of them. With the table's sentences in the place of the LLM's replies
+   no answer was exact after them, and 23 steps of rewards did not change that (.25 on average, first and last); with the
+   LLM's own replies .36 were exact, .89 asked.
 3. Compared, on the same questions: the published model, the model after its warm start, the trained one; the same model
    trained as long in a single turn, without the large LLM, after a warm start of its own on right answers; the
    large LLM alone.
@@ -30,8 +34,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
+import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +62,7 @@ TUNING_SEEDS = (1,)
 HELD_OUT_ELEMENTS = 32
 TUNING_QUESTIONS = 64
 DEMONSTRATIONS = 64
+ASKED_FOR_DEMONSTRATIONS = 160  # of which the large LLM knows more than half
 GUESSES = 0.4
 WARM_START_STEPS = 8
 STEPS = 12
@@ -87,6 +95,22 @@ def ask_alone(chat: OpenAIChat, facts: Sequence[Fact]) -> dict[str, str]:
         words = reply.text.lower().replace(".", " ").split()
         results["contained"] += str(int(fact.value.lower() in words))
     return results
+
+
+def make_demonstrations(chat: OpenAIChat, facts: Sequence[Fact], seed: int) -> list[dict[str, Any]]:
+    """Uneven demonstrations with the large LLM's own replies, about facts on which it is right."""
+    drawn_facts = random.Random(seed).sample(list(facts), ASKED_FOR_DEMONSTRATIONS)
+    environment = make_environment(chat)
+    conversations = [[Message(role="user", content=fact.question)] for fact in drawn_facts]
+    replies = run(
+        gather([chat(conversation, **environment.sampling) for conversation in conversations])
+    )
+    # The reply takes the place of the table's sentence.
+    known_facts = []
+    for fact, reply in zip(drawn_facts, replies, strict=True):
+        if fact.value in re.findall(r"\w+", reply.text):
+            known_facts.append(replace(fact, document=reply.text))
+    return uneven_demonstrations(known_facts, DEMONSTRATIONS, seed, GUESSES)
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
@@ -130,7 +154,7 @@ def measure(seed: int, chat: OpenAIChat, folder: Path, questions: int | None) ->
     spec = AgentSpec(
         Library.prompt_template, grammar=Library.grammar, limits=limits, sampling=sampling
     )
-    traces = uneven_demonstrations(train_facts, DEMONSTRATIONS, seed, GUESSES)
+    traces = make_demonstrations(chat, train_facts, seed)
     warm = imitate(
         *load_published(), spec, traces, folder / "asks", seed, max_steps=WARM_START_STEPS
     )

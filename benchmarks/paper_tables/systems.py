@@ -22,6 +22,7 @@ from agentic_prompting.evaluation import (
 from agentic_prompting.evaluation.harness import file_name
 from agentic_prompting.evaluation.systems import Row
 from agentic_prompting.llm import ChatModel, OpenAIChat, ReplayCache
+from agentic_prompting.llm.endpoint_check import CommandRole, EndpointCheck
 from agentic_prompting.records import atomic_write, digest
 from agentic_prompting.refine import START_PROMPTS, LabelVerifier, ProRefiner, Query, Verifier
 from agentic_prompting.rewards import (
@@ -63,6 +64,7 @@ def connect(
 ) -> dict[str, tuple[OpenAIChat, dict[str, Any]]]:
     """A client for each model of a configuration, with the sampling that goes with it."""
     connected: dict[str, tuple[OpenAIChat, dict[str, Any]]] = {}
+    endpoint_check = EndpointCheck()
     for role, settings in models.items():
         options = {
             name: value for name, value in settings.items() if name not in ("name", "sampling")
@@ -70,8 +72,30 @@ def connect(
         if "price" in options:
             options["price"] = tuple(options["price"])
         client = stack.enter_context(OpenAIChat(settings.get("name", role), cache=cache, **options))
+        client.serve_command(_command_role(role, models, client.base_url), endpoint_check)
         connected[role] = (client, dict(settings.get("sampling", {})))
     return connected
+
+
+def _command_role(role: str, models: Mapping[str, Mapping[str, Any]], base_url: str) -> CommandRole:
+    """What the errors of a client call its settings, and which address may have been forgotten."""
+    option_names = {
+        "model=": f"`name` of models: {role}",
+        "base_url=": f"`base_url` of models: {role}",
+        "pass api_key= (a literal key is not carried into other processes), or ": "set ",
+        " or pass api_key=": "",
+        "max_concurrency or requests_per_minute": f"`max_concurrency` of models: {role}",
+        "price=(usd per 1M prompt tokens, usd per 1M completion tokens)": (
+            f"`price: [0.15, 0.6]` of models: {role}"
+        ),
+        "budget_usd=": "--budget-usd",
+        "budget_tokens=": "--budget-tokens",
+    }
+    hint = ""
+    others = [other for other, settings in models.items() if settings.get("base_url")]
+    if others and not models[role].get("base_url") and "api.openai.com" in base_url:
+        hint = f"models: {others[0]} has a base_url, models: {role} has none and is asked at {base_url}"
+    return CommandRole(f"the model {role!r}", option_names, hint)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from agentic_prompting.cli.headroom_options import HeadroomOptions
-from support.servers import LoopbackServer
+from support.servers import Answer, LoopbackServer
 
 
 @pytest.fixture
@@ -257,3 +257,18 @@ def test_the_defaults_are_those_of_python():
 
     for name in ("tried", "repeats", "calls", "top_up_calls", "delta", "seed"):
         assert getattr(HeadroomOptions, name) == getattr(HeadroomSettings, name)
+
+
+def test_a_reference_that_fails_has_written_nothing(run, sums, tmp_path):
+    def fail_to_write(body, number):
+        if "<prompt>" in body["messages"][-1]["content"]:
+            return Answer("too long", status=400)
+        return add(body, number)
+
+    with LoopbackServer(fail_to_write) as server:
+        words = [f"--dataset={sums}", f"--output-dir={tmp_path / 'out'}"]
+        for role in ("policy", "reference"):
+            words += [f"--{role}-model=m", f"--{role}-base-url={server.base_url}"]
+        status, out, err = run("headroom", *words)
+    assert status == 1 and "too long" in err
+    assert "wrote no prompt" not in out + err and "BadRequest(" not in out + err

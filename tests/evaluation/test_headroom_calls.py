@@ -160,11 +160,18 @@ def test_a_reference_that_proposes_no_change():
 
 
 @pytest.mark.parametrize("start", ["", "Mine."])
-@pytest.mark.parametrize("reply", ["no prompt", "<prompt>never closed", ServerFailed("down")])
-def test_a_reference_that_writes_nothing(reply, start):
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ("no prompt", "no prompt"),
+        ("<prompt>never closed", "no prompt"),
+        (ServerFailed("down"), "did not answer: down"),
+    ],
+)
+def test_a_reference_that_writes_nothing(reply, reason, start):
     measured = headroom(ROWS, policy=chat_of({}), prompts=[start], reference=ScriptedChat([reply]))
     assert measured.prompts is None
-    assert "no prompt" in measured.stopped
+    assert reason in measured.stopped
     assert "Stopped early" in measured.report()
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..agent import PromptAgent
     from ..environments import LLMEnvironment
     from ..llm import Budget, OpenAIChat, ReplayCache
+    from ..llm.endpoint_check import CommandRole, EndpointCheck
     from ..rollout import Environment
 
 
@@ -166,6 +167,20 @@ def _read_key(variable: str, name: str) -> str:
     return os.environ[variable]
 
 
+_ROLE_NAMES = {
+    "environment": "large LLM",
+    "reference": "reference LLM",
+    "task": "task model",
+    "feedback": "feedback model",
+    "optimizer": "optimizer model",
+    "verifier": "verifier model",
+}
+"""What messages call the roles whose options have a shorter name."""
+
+BUDGET_OPTION_NAMES = {"budget_usd=": "--budget-usd", "budget_tokens=": "--budget-tokens"}
+"""The options of [`Spending`] by their names in the Python API."""
+
+
 @dataclass
 class Recording:
     """The recording of replies."""
@@ -181,12 +196,19 @@ class Recording:
 
         return ReplayCache(self.replay_cache) if self.replay_cache else None
 
+    @cached_property
+    def endpoint_check(self) -> EndpointCheck:
+        """The check of all endpoints before the first request to any of them."""
+        from ..llm.endpoint_check import EndpointCheck
+
+        return EndpointCheck()
+
     def connect(
         self,
         stack: ExitStack,
         model: str | None,
-        base_url: str | None = None,
-        role: str = "",
+        base_url: str | None,
+        role: str,
     ) -> OpenAIChat:
         """A client, closed with the stack. Each role gets its own client, and so its own bill.
 
@@ -194,16 +216,48 @@ class Recording:
             stack (`ExitStack`): Closes the client.
             model (`str`): The model's name.
             base_url (`str`, *optional*): Its endpoint.
-            role (`str`, *optional*): The role whose option `ROLE_client` says how the model is called.
+            role (`str`): The role whose option `ROLE_client` says how the model is called.
         """
         from ..llm import OpenAIChat
 
-        settings: dict[str, Any] = {}
-        if role:
-            text = getattr(self, f"{role}_client")
-            settings = read_client_settings(text, f"{role}-client")
+        settings = read_client_settings(getattr(self, f"{role}_client"), f"{role}-client")
         client = OpenAIChat(str(model), base_url=base_url, cache=self.cache, **settings)
+        client.serve_command(self._command_role(role, client), self.endpoint_check)
         return stack.enter_context(client)
+
+    def _command_role(self, role: str, client: OpenAIChat) -> CommandRole:
+        """What the errors of a client call its settings, and which address may have been forgotten."""
+        from ..llm.endpoint_check import CommandRole
+
+        name = f"the {_ROLE_NAMES.get(role, role)}"
+        option_names = {
+            **BUDGET_OPTION_NAMES,
+            "model=": f"--{role}-model",
+            "base_url=": f"--{role}-base-url",
+            "pass api_key= (a literal key is not carried into other processes)": (
+                f"name its variable with --{role}-client key=VARIABLE"
+            ),
+            "pass api_key=": f"name its variable with --{role}-client key=VARIABLE",
+            "max_concurrency or requests_per_minute": f"concurrency= or rate= of --{role}-client",
+            "price=(usd per 1M prompt tokens, usd per 1M completion tokens)": (
+                f"--{role}-client price=0.15/0.6"
+            ),
+        }
+        # A role without an address is asked at OpenAI, which is rarely meant if another has one.
+        hint = ""
+        if client.needs_key:
+            others = []
+            for other_option in fields(self):
+                other, is_address, _ = other_option.name.partition("_base_url")
+                has_address = is_address and getattr(self, other_option.name)
+                if has_address and getattr(self, f"{other}_model", None):
+                    others.append(other)
+            if others:
+                hint = (
+                    f"the {_ROLE_NAMES.get(others[0], others[0])} has --{others[0]}-base-url, "
+                    f"{name} has no --{role}-base-url and is asked at {client.base_url}"
+                )
+        return CommandRole(name, option_names, hint)
 
     def connect_role(self, stack: ExitStack, role: str) -> OpenAIChat:
         """The client of a role, whose model and address are the options `ROLE_model` and `ROLE_base_url`."""

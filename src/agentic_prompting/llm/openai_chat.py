@@ -26,6 +26,7 @@ from .addresses import find_url_secrets, redact_url
 from .budget import Budget, Limit, Price, find_price, price_tokens
 from .cache import CacheKey, ReplayCache
 from .chats import with_system
+from .endpoint_check import CommandRole, EndpointCheck
 from .guard import describe
 from .loop import background_loop, on_background_thread, run, start
 from .masking import sanitize_message
@@ -111,7 +112,9 @@ class OpenAIChat:
             known.
     """
 
+    command_role: CommandRole | None = None
     _account: SpendingAccount
+    _endpoint_check: EndpointCheck | None = None  # in the process that has started the command
     _answered_at: float | None  # time of the endpoint's last text
 
     def __init__(
@@ -246,6 +249,37 @@ class OpenAIChat:
             self._account.name = account
         budget.add(account, spent)
 
+    def serve_command(self, role: CommandRole, endpoint_check: EndpointCheck) -> None:
+        """Name a command's options in errors, and fail at once if no endpoint ever answers.
+
+        Args:
+            role ([`CommandRole`]): The role that this client plays.
+            endpoint_check ([`EndpointCheck`]): Shared by the clients of the command; runs before
+                the first request of any of them.
+        """
+        self.command_role = role
+        self._endpoint_check = endpoint_check
+        endpoint_check.add(self)
+
+    async def find_first_error(self) -> LLMError | None:
+        """Return why the endpoint cannot be asked at all; `None` if it answers, in whatever way.
+
+        Runs on the background loop.
+        """
+        try:
+            http = self._http or self._connect()
+            reason = await http.find_silence()
+        except LLMError as error:
+            return self._public_error(error, attempts=0)
+        if reason is None:
+            return None
+        name = self.command_role.name if self.command_role else "the endpoint"
+        advice = "is its server running, and is base_url= right?"
+        if self.needs_key:
+            advice = "is there a network, or is base_url= missing?"
+        silence = Misconfigured(f"{name} does not answer ({reason}): {advice}")
+        return self._public_error(silence, attempts=0)
+
     def check(self) -> None:
         """Ask the endpoint for one word, as any call does but without the cache.
 
@@ -345,13 +379,13 @@ class OpenAIChat:
         problem = f"the price of {self.model!r} is not known"
         # A budget that is never reached is worse than none.
         if limit.tokens is None:
-            raise ValueError(
+            message = (
                 f"budget_usd needs a price, and {problem}: pass budget_tokens= instead, or "
-                "price=(usd per 1M prompt tokens, usd per 1M completion tokens); on the command "
-                "line --budget-tokens, or for each model its option, --policy-client price=0.15/0.6, "
-                "--reference-client, --task-client and so on; in the "
-                "configuration of a table, `price: [0.15, 0.6]` of the model"
+                "price=(usd per 1M prompt tokens, usd per 1M completion tokens)"
             )
+            if self.command_role is not None:
+                message = self.command_role.in_options(message)
+            raise ValueError(message)
         logger.warning("%s: of its budget only the tokens are counted", problem)
 
     def _begin(self, literal_key: Callable[[], str | None]) -> None:
@@ -383,6 +417,7 @@ class OpenAIChat:
         if self._pid != os.getpid():
             self._left_by_fork.append((self._http, self._tasks))
             self._begin_process()
+            self._endpoint_check = None  # the parent's; its lock may be held
 
         # A task of its own, so that `close` can cancel it alone.
         task = asyncio.ensure_future(self._replay_or_send(call))
@@ -439,6 +474,8 @@ class OpenAIChat:
                 raise Closed("the client is closed")
             # Connect at the first call.
             http = self._http or self._connect()
+            if self._endpoint_check is not None:
+                await self._endpoint_check.run()
             reply = await http.ask(call)
             # On the loop, access to the disk would block every call of every client.
             if self.cache is not None or self._account.budget.path is not None:
@@ -473,13 +510,21 @@ class OpenAIChat:
         """Return the reply for the caller: its error without secrets and traceback, and counted."""
         error = reply.error
         if error is not None:
-            # Neither the key nor the address's password may reach a log or an agent.
-            message = sanitize_message(
-                error.message, self.find_key(), *find_url_secrets(self.base_url)
-            )
-            public_error = type(error)(message, self.where, reply.attempts, error.status)
-            reply = replace(reply, error=public_error)
+            reply = replace(reply, error=self._public_error(error, reply.attempts))
         return self._count(reply)
+
+    def _public_error(self, error: LLMError, attempts: int) -> LLMError:
+        """Return an error for the caller, in the words of the command that this client serves."""
+        # The check of another endpoint of the command has failed: its client has described it.
+        if error.where:
+            return type(error)(error.message, error.where, attempts, error.status)
+        # Neither the key nor the address's password may reach a log or an agent.
+        message = sanitize_message(error.message, self.find_key(), *find_url_secrets(self.base_url))
+        if self.command_role is not None:
+            message = self.command_role.in_options(message)
+            if isinstance(error, Misconfigured) and self.command_role.hint:
+                message += f"; {self.command_role.hint}"
+        return type(error)(message, self.where, attempts, error.status)
 
     def _count(self, reply: Reply) -> Reply:
         """Add a reply to the counts and return it."""

@@ -44,6 +44,11 @@ from .usage import estimate_prompt_tokens
 logger = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 10.0
+# An endpoint that has never answered: how long a connection and an answer may take, and how long
+# it is waited for in silence.
+_FIRST_CONNECT_SECONDS = 5.0
+_FIRST_ANSWER_SECONDS = 30.0
+_SILENT_SECONDS = 5.0
 # How long an idle connection is kept. Shorter than servers keep it: a request is lost if the server
 # closes the connection at the same moment.
 _IDLE_SECONDS = 3.0
@@ -111,6 +116,7 @@ class Http:
         self._has_warned = False
         url = urlsplit(chat.base_url)
         self._url = url._replace(path=url.path.rstrip("/") + "/chat/completions").geturl()
+        self._models_url = url._replace(path=url.path.rstrip("/") + "/models").geturl()
 
         # Headers and proxy are passed with each request: headers of the session are sent to a proxy
         # too.
@@ -161,6 +167,49 @@ class Http:
             if wait is None or call.attempts > call.max_retries:
                 return reply
             await asyncio.sleep(wait)
+
+    async def find_silence(self) -> str | None:
+        """Ask for the list of models, and return why there is no answer; `None` for any answer.
+
+        An error status is an answer, too: not every endpoint has such a list.
+        """
+        reason = await self._find_silence_once()
+        if reason is not None and not reason.startswith("no "):
+            # A refused or broken connection may be the accident of a moment.
+            await asyncio.sleep(_FIRST_WAIT)
+            reason = await self._find_silence_once()
+        return reason
+
+    async def _find_silence_once(self) -> str | None:
+        warning = asyncio.get_running_loop().call_later(
+            _SILENT_SECONDS,
+            logger.warning,
+            "%s has not answered yet; it is waited for %g s",
+            self._where,
+            _FIRST_ANSWER_SECONDS,
+        )
+        try:
+            async with (
+                asyncio.timeout(_FIRST_ANSWER_SECONDS),
+                self.client.get(
+                    self._models_url,
+                    headers=self._headers,
+                    proxy=self._proxy,
+                    allow_redirects=False,
+                    timeout=aiohttp.ClientTimeout(connect=_FIRST_CONNECT_SECONDS),
+                ),
+            ):
+                return None
+        except aiohttp.ServerTimeoutError:
+            return f"no connection within {_FIRST_CONNECT_SECONDS:g} s"
+        except TimeoutError:
+            return f"no answer within {_FIRST_ANSWER_SECONDS:g} s"
+        except aiohttp.InvalidURL:
+            return "base_url=, or the proxy that the environment names, is not an address"
+        except (aiohttp.ClientError, OSError) as error:
+            return _connection_error_reason(error)
+        finally:
+            warning.cancel()
 
     async def close(self) -> None:
         await self.client.close()

@@ -165,6 +165,8 @@ class PromptPart:
             self.reference, self.texts[0], examples, self.prompts_to_write
         )
         self.caller.count([answer_of_replies([reply], reply.seconds)])
+        if reply.error is not None:
+            raise MeasurementStopped(f"the reference LLM did not answer: {reply.error}")
         # The reply may repeat prompts, its own or those that are compared already, or contain too many.
         written = read_proposals(reply.text)
         new_texts = [text for text in dict.fromkeys(written) if text not in self.texts]
@@ -179,9 +181,10 @@ class PromptPart:
         if not any(self.texts[1:]):
             # The same command would read a recorded reply again.
             advice = "; the reply was recorded earlier: another seed or replay cache asks anew"
+            beginning = " ".join(reply.text[:200].split())
             raise MeasurementStopped(
-                "the reference LLM wrote no prompt between <prompt> and </prompt>: "
-                f"{reply.error or reply.text[:200]!r}{advice if reply.cached else ''}"
+                "the reference LLM wrote no prompt between <prompt> and </prompt>, but: "
+                f"{beginning}{advice if reply.cached else ''}"
             )
         if len(new_texts) < len(written):
             logger.warning(

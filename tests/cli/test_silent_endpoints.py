@@ -1,0 +1,132 @@
+"""Commands whose endpoints never answer: an error within seconds that names the role and the option."""
+
+import json
+import socketserver
+import threading
+import time
+
+import pytest
+
+from support.servers import Answer, LoopbackServer, unused_url
+
+SECONDS = 15  # an endpoint that has never answered is not waited for longer
+
+
+@pytest.fixture
+def sums(tmp_path):
+    rows = [
+        {"question": f"What is {number} + {number}?", "answers": [str(2 * number)]}
+        for number in range(200)
+    ]
+    file = tmp_path / "sums.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture(params=["refused", "unknown host", "no HTTP"])
+def silent_url(request):
+    if request.param == "refused":
+        yield unused_url()
+    elif request.param == "unknown host":
+        yield "http://nowhere.invalid/v1"
+    else:
+        with socketserver.ThreadingTCPServer(("127.0.0.1", 0), HangUp) as server:
+            threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+            yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+            server.shutdown()
+
+
+class HangUp(socketserver.BaseRequestHandler):
+    def handle(self):
+        self.request.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+
+def solve(body, number):
+    question = body["messages"][-1]["content"]
+    if "<prompt>" in question:
+        return "<prompt>Take care.</prompt><prompt>Hurry.</prompt>"
+    return "<answer>1</answer>"
+
+
+def options(**urls):
+    words = []
+    for role, url in urls.items():
+        words += [f"--{role}-model=m", f"--{role}-base-url={url}"]
+    return words
+
+
+def run_quickly(run, *words):
+    started = time.monotonic()
+    status, out, err = run(*words)
+    assert time.monotonic() - started < SECONDS
+    return status, out, err
+
+
+@pytest.mark.parametrize("command", ["headroom", "evolve", "refine", "evaluate"])
+def test_a_silent_endpoint_is_named_in_seconds(run, sums, tmp_path, silent_url, command):
+    with LoopbackServer(solve) as server:
+        if command == "refine":
+            words = ["--query=q", *options(task=server.base_url, feedback=silent_url)]
+            named = "--feedback-base-url"
+        elif command == "evaluate":
+            table = {
+                "title": "t",
+                "output": str(tmp_path / "out"),
+                "tasks": [str(sums)],
+                "n": 4,
+                "models": {"large": {"name": "m", "base_url": silent_url}},
+                "systems": {"plain": {"kind": "prompted", "model": "large"}},
+            }
+            (tmp_path / "table.yaml").write_text(json.dumps(table))
+            words = [f"--config={tmp_path / 'table.yaml'}"]
+            named = "base_url"
+        else:
+            words = [f"--dataset={sums}", f"--output-dir={tmp_path / 'out'}"]
+            words += options(policy=server.base_url, reference=silent_url)
+            named = "--reference-base-url"
+        status, out, err = run_quickly(run, command, *words)
+    assert status == 1 and named in err, err
+    assert "wrote no prompt" not in out + err and "Unreachable(" not in out + err
+    assert not server.requests, "nothing is paid for before all endpoints answer"
+
+
+def test_a_server_without_a_list_of_models_is_asked(run, sums, tmp_path):
+    with LoopbackServer(solve) as server:  # 501 to GET
+        urls = {"policy": server.base_url, "reference": server.base_url}
+        words = [f"--dataset={sums}", f"--output-dir={tmp_path / 'out'}", *options(**urls)]
+        status, _, err = run("headroom", *words, "--tried=4", "--calls=64")
+    assert status == 0 and server.requests, err
+
+
+def test_a_recorded_run_needs_no_endpoint(run, sums, tmp_path):
+    with LoopbackServer(solve) as server:
+        urls = {"policy": server.base_url, "reference": server.base_url}
+        words = [f"--dataset={sums}", f"--output-dir={tmp_path / 'out'}", *options(**urls)]
+        words += ["--tried=4", "--calls=64"]
+        first = run("headroom", *words, "--json")
+    second = run_quickly(run, "headroom", *words, "--json")
+    assert (first[0], second[0]) == (0, 0), second
+    assert json.loads(first[1])["prompts"] == json.loads(second[1])["prompts"]
+
+
+def test_an_outage_on_the_way_is_waited_for(run, sums, tmp_path):
+    def stumble(body, number):
+        return Answer(drop="before") if 10 <= number < 14 else solve(body, number)
+
+    with LoopbackServer(stumble) as server:
+        urls = {"policy": server.base_url, "reference": server.base_url}
+        words = [f"--dataset={sums}", f"--output-dir={tmp_path / 'out'}", *options(**urls)]
+        status, out, err = run("headroom", *words, "--tried=4", "--calls=64", "--json")
+    assert status == 0 and json.loads(out)["failed"] == 0, err
+
+
+def test_a_forgotten_address_is_pointed_out(run, sums, tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with LoopbackServer(solve) as server:
+        words = [f"--dataset={sums}", f"--output-dir={tmp_path / 'out'}"]
+        words += [*options(policy=server.base_url), "--reference-model=m"]
+        status, _, err = run_quickly(run, "headroom", *words)
+    assert status == 1
+    assert "--policy-base-url" in err and "--reference-base-url" in err and "api.openai.com" in err
+    assert "api_key=" not in err

@@ -55,7 +55,7 @@ class Episode:
         self.rollout.add_turn(Sample([0]), GRAMMAR.parse(" ".join(tags)))
         observation = await self.environment.step(self.rollout)
         self.rollout.add_observation(observation, [])
-        return [read_value(part) or part for part in observation.parts]
+        return [read_value(part) or part for part in observation.quotable_texts]
 
     async def pass_on(self, worker: str) -> str:
         """Ask one worker the whole question."""
@@ -152,7 +152,7 @@ def follow_plan(choose_worker: Callable[[PlanStep, random.Random], str], tries: 
                 # An unavailable worker leaves no value.
                 if value:
                     break
-            references.append(f"#{len(episode.rollout.parts)}")
+            references.append(f"#{len(episode.rollout.quotable_texts)}")
         return value
 
     return script

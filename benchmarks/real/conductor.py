@@ -492,7 +492,7 @@ async def follow_plan(row: Mapping[str, Any], environment: Workers) -> str:
         turn = GRAMMAR.parse(f'<think>next</think> <ask to="{names[worker]}">{request}</ask>')
         rollout.add_turn(Sample([0]), turn)
         rollout.add_observation(await environment.step(rollout), [])
-    return rollout.observations[-1].parts[-1]
+    return rollout.observations[-1].quotable_texts[-1]
 
 
 def main() -> None:

@@ -41,6 +41,6 @@ def test_every_worker_of_a_conductor_is_asked():
     (first, _) = play_script(environment, spec, ROWS)
     assert first.observations[0].error is None
     # The order of the workers is drawn.
-    assert set(first.observations[0].parts) == {"WHAT IS 2 PLUS 2 ?", "What Is 2 Plus 2 ?"}
+    assert set(first.observations[0].quotable_texts) == {"WHAT IS 2 PLUS 2 ?", "What Is 2 Plus 2 ?"}
     (named, _) = play_script(environment, spec, ROWS, ['<ask to="B">one</ask>'])
-    assert named.observations[0].parts == ("One",)
+    assert named.observations[0].quotable_texts == ("One",)

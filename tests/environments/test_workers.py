@@ -63,7 +63,7 @@ def test_replies_are_numbered_through_the_episode():
     rollout = begin(environment)
     assert ask(environment, rollout, ("a", "x"), ("b", "y")).text == "#1 : one\n#2 : two"
     assert ask(environment, rollout, ("b", "z")).text == "#3 : two"
-    assert rollout.parts == ["one", "two", "two"]
+    assert rollout.quotable_texts == ["one", "two", "two"]
 
 
 def test_a_reference_hands_on_the_whole_reply():
@@ -101,8 +101,10 @@ def test_a_reference_to_the_same_turn_waits():
     observation = ask(
         environment, begin(environment), ("slow", "x"), ("echo", "say #1"), ("echo", "#2")
     )
-    assert observation.parts[1].endswith("say #1") and "slow" in observation.parts[1]
-    assert "slow" in observation.parts[2]
+    assert (
+        observation.quotable_texts[1].endswith("say #1") and "slow" in observation.quotable_texts[1]
+    )
+    assert "slow" in observation.quotable_texts[2]
 
 
 def test_references_that_do_not_exist_cost_nothing():
@@ -118,7 +120,7 @@ def test_references_that_do_not_exist_cost_nothing():
         "#3 : there is no reply #0",
         "#4 : there is no reply #1",  # our own words about a mistake are not handed on
     ]
-    assert not chat.calls and not rollout.replies and observation.parts == ("",) * 4
+    assert not chat.calls and not rollout.replies and observation.quotable_texts == ("",) * 4
 
 
 def test_tools_get_references_in_their_place():
@@ -143,7 +145,7 @@ def test_any_episode_hands_on_what_it_refers_to(turns):
     environment = Workers({"a": ECHO, "b": ECHO}, max_calls=4)
     rollout = begin(environment)
     for calls in turns:
-        before = len(rollout.parts)
+        before = len(rollout.quotable_texts)
         observation = ask(
             environment,
             rollout,
@@ -151,11 +153,11 @@ def test_any_episode_hands_on_what_it_refers_to(turns):
         )
         headers = re.findall(r"^#(\d+) : ", observation.text, re.MULTILINE)
         assert [int(number) for number in headers] == [*range(before + 1, before + len(calls) + 1)]
-        assert len(observation.parts) == len(calls)
+        assert len(observation.quotable_texts) == len(calls)
         for place, (name, number) in enumerate(calls):
-            part = observation.parts[place]
+            part = observation.quotable_texts[place]
             is_made = place < 4 and name != "X"
-            refers_to = rollout.parts[number - 1] if 0 < number <= before + place else ""
+            refers_to = rollout.quotable_texts[number - 1] if 0 < number <= before + place else ""
             if is_made and (not number or refers_to):
                 request = f"see #{number}" if number else "go"
                 references = {number: refers_to} if number else {}
@@ -214,7 +216,7 @@ def test_references_cannot_blow_up_a_request():
 
     # A reply may still be handed on whole.
     ask(environment, rollout, ("tool", "y" * 500_000))
-    number = len(rollout.parts)
+    number = len(rollout.quotable_texts)
     ask(environment, rollout, ("tool", f"#{number} and #{number}"))
     assert sent[-1] == 1_000_005
 
@@ -227,7 +229,7 @@ def test_mistakes_of_the_agent_are_told_to_it():
         "#2 : echo y",
         "#3 : only 2 calls in one turn",
     ]
-    assert observation.error is None and observation.parts == ("", "echo y", "")
+    assert observation.error is None and observation.quotable_texts == ("", "echo y", "")
 
 
 def failing(error):
@@ -249,7 +251,7 @@ def test_a_failure_may_be_visible():
     observation = ask(environment, rollout, ("a", "x"), ("b", "see #1"), ("b", "y"))
     assert observation.error is None
     assert observation.text.splitlines() == ["#1 : unavailable", "#2 : unavailable", "#3 : reply"]
-    assert observation.parts == ("", "", "reply") and len(chat.calls) == 1
+    assert observation.quotable_texts == ("", "", "reply") and len(chat.calls) == 1
     assert [reply.error is None for reply in rollout.replies] == [False, True]
     assert sum(reply.worth.cost_usd for reply in rollout.replies) == 0
 
@@ -267,7 +269,10 @@ def test_a_bug_in_a_worker_is_a_failure():
 
     environment = Workers({"a": Agent(), "b": ScriptedChat(lambda messages: "reply", latency=0.01)})
     observation = ask(environment, begin(environment), ("a", "x"), ("b", "y"))
-    assert isinstance(observation.error, ServerFailed) and observation.parts == ("", "reply")
+    assert isinstance(observation.error, ServerFailed) and observation.quotable_texts == (
+        "",
+        "reply",
+    )
 
 
 def test_outages_of_tools_are_failures():
@@ -317,8 +322,8 @@ def test_a_search_engine_and_an_agent_as_workers():
     environment = Workers({"agent": Worker(Agent(), usd=0.5), "search": search})
     rollout = begin(environment)
     observation = ask(environment, rollout, ("search", 'the "Nile"'), ("agent", "read #1"))
-    assert 'about the "Nile"' in observation.parts[0]
-    assert observation.parts[1].startswith("agent on Quoted replies:")
+    assert 'about the "Nile"' in observation.quotable_texts[0]
+    assert observation.quotable_texts[1].startswith("agent on Quoted replies:")
     assert len(rollout.replies) == 3 and rollout.replies[-1].usage.cost_usd == 0.5
     assert environment.chat_models == {}
     assert Workers({"a": ECHO, "b": Worker(str.upper, takes="text")}).chat_models == {"a": ECHO}
@@ -379,7 +384,7 @@ def test_who_was_in_the_pool_is_recorded():
 
 @given(st.lists(st.text(max_size=5), max_size=4))
 def test_the_log_of_episodes_in_flight_keeps_parts(parts):
-    observation = Observation("shown", parts=tuple(parts))
+    observation = Observation("shown", quotable_texts=tuple(parts))
     assert observation_from_json(observation_to_json(observation)) == observation
 
 
@@ -392,22 +397,22 @@ POOL = {name: Worker(ECHO, f"knows {name}") for name in ("facts", "numbers", "fo
 def test_a_group_has_one_pool(seed, other):
     environment = Workers(POOL, sizes=[2, 3], names="ABCDEF")
     row = {"reset_seed": seed}
-    workers = environment.draw_pool(row)
-    assert workers == environment.draw_pool(dict(row))
+    workers = environment.draw_members(row)
+    assert workers == environment.draw_members(dict(row))
     assert len(workers) in (2, 3) and set(workers) <= set("ABCDEF")
     assert len(set(workers.values())) == len(workers) and set(workers.values()) <= set(POOL)
-    assert environment.draw_pool({"reset_seed": other}).keys() <= set("ABCDEF")
+    assert environment.draw_members({"reset_seed": other}).keys() <= set("ABCDEF")
 
 
 def test_pools_differ_between_groups_and_a_row_may_fix_its_own():
     environment = Workers(POOL, sizes=[2, 3], names="ABCDEF")
-    drawn = [environment.draw_pool({"reset_seed": seed}) for seed in range(50)]
+    drawn = [environment.draw_members({"reset_seed": seed}) for seed in range(50)]
     assert len({tuple(workers.items()) for workers in drawn}) > 30
     assert {len(workers) for workers in drawn} == {2, 3}
-    fixed = environment.draw_pool({"reset_seed": 1, "pool": ["forms", "code"]})
+    fixed = environment.draw_members({"reset_seed": 1, "pool": ["forms", "code"]})
     assert sorted(fixed.values()) == ["code", "forms"]
     with pytest.raises(ValueError, match="nobody"):
-        environment.draw_pool({"pool": ["nobody"]})
+        environment.draw_members({"pool": ["nobody"]})
 
 
 def test_the_prompt_describes_the_pool_and_the_budget():
@@ -471,8 +476,8 @@ def test_native_calls():
     observation = ask(environment, rollout, text=text)
     shown = observation.text.split(environment.grammar.separator)
     assert [reply[:5] for reply in shown] == ["#1 : ", "#2 : ", "#3 : ", "#4 : "]
-    assert observation.parts[:2] == ("echo x", f"echo {quote({1: 'echo x'}, 'see #1')}")
-    assert observation.parts[2:] == ("", "")
+    assert observation.quotable_texts[:2] == ("echo x", f"echo {quote({1: 'echo x'}, 'see #1')}")
+    assert observation.quotable_texts[2:] == ("", "")
     rollout.add_turn(Sample([4]), environment.grammar.parse("<think>t</think>#1"))
     assert rollout.finish("answered").answer == "echo x"
     assert environment.chat_template_kwargs["tools"][0]["function"]["name"] == "ask"

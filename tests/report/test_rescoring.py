@@ -193,7 +193,7 @@ def test_a_restored_rollout_has_its_record():
     for name in ("status", "answer", "turns", "error"):
         assert again[name] == saved[name], name
     assert again["worth_usd"] == 0.5 and again["cost_usd"] == 0.0
-    assert rollout.turns[0].request and rollout.parts == ["x", "x"]
+    assert rollout.turns[0].request and rollout.quotable_texts == ["x", "x"]
     assert CostReward(2.0)([rollout]) == [-1.0]
 
 

@@ -87,7 +87,7 @@ def test_escaped_text_has_no_tag(text):
 def answered(answer, *parts):
     rollout = Rollout([1])
     rollout.add_turn(Sample([2]), GRAMMAR.parse('<ask to="A">q</ask>'))
-    rollout.add_observation(Observation("shown", parts=parts), [3])
+    rollout.add_observation(Observation("shown", quotable_texts=parts), [3])
     rollout.add_turn(Sample([4]), GRAMMAR.parse(f"<answer>{answer}</answer>"))
     return rollout.finish("answered")
 

@@ -63,13 +63,18 @@ def test_the_pool_asks_its_servers_and_the_calculator(servers):
     rollout.add_turn(Sample([2]), environment.grammar.parse(f"<think>all</think> {calls}"))
     observation = run(environment.step(rollout))
     assert observation.error is None
-    assert observation.parts == ("coder says 0", "mathematician says 0", "reader says 0", "-14")
+    assert observation.quotable_texts == (
+        "coder says 0",
+        "mathematician says 0",
+        "reader says 0",
+        "-14",
+    )
     assert sum(reply.worth.cost_usd for reply in observation.replies) == pytest.approx(0.004)
     # A mistake in an expression is text for the agent.
     rollout.add_observation(observation, [3])
     turn = f'<think>t</think> <ask to="{names["calculator"]}">open("x")</ask>'
     rollout.add_turn(Sample([4]), environment.grammar.parse(turn))
-    assert "only numbers" in run(environment.step(rollout)).parts[0]
+    assert "only numbers" in run(environment.step(rollout)).quotable_texts[0]
 
 
 def test_its_configuration_trains_a_tiny_model(servers, tmp_path):

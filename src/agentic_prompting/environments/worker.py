@@ -35,13 +35,13 @@ class WorkerReply:
 
     Args:
         text (`str`, *optional*, defaults to `""`): The text that the agent reads.
-        part (`str`, *optional*, defaults to `""`): The text that a reference hands on; empty if there is none.
+        quotable_text (`str`, *optional*, defaults to `""`): The text that a reference hands on; empty if there is none.
         replies (`tuple[Reply, ...]`, *optional*): The model calls that it took.
         error ([`LLMError`], *optional*): Why there is no reply, if the worker failed.
     """
 
     text: str = ""
-    part: str = ""
+    quotable_text: str = ""
     replies: tuple[Reply, ...] = ()
     error: LLMError | None = None
 

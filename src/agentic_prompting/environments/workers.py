@@ -107,12 +107,10 @@ class Workers(Environment):
     Example:
 
     ```python
-    def calculate(expression: str) -> str:
-        return str(2 + 2)
-
     pool = {
         "coder": Worker(OpenAIChat("qwen-coder"), "writes and repairs Python", usd=0.002),
         "reader": Worker(OpenAIChat("qwen-14b"), "reads texts and knows facts", usd=0.004),
+        "counter": Worker(lambda text: str(len(text.split())), "counts words", takes="text"),
     }
     environment = Workers(pool, names=["A", "B", "C", "D"])
     ```
@@ -178,10 +176,10 @@ class Workers(Environment):
 
     # --- the pool of an episode ----------------------------------------------------------------------------------
 
-    def draw_pool(self, row: Mapping[str, Any]) -> dict[str, str]:
-        """The workers of an episode: for each name that the agent reads, the name in the pool.
+    def draw_members(self, row: Mapping[str, Any]) -> dict[str, str]:
+        """The members of an episode: for each name that the agent reads, the name in the pool.
 
-        Drawn from the row's `reset_seed`, so that the rollouts of a group have the same pool: GRPO compares them.
+        Drawn from the row's `reset_seed`, so that the rollouts of a group have the same members: GRPO compares them.
         """
         generator = random.Random(rollout_seed("workers", row.get(RESET_SEED) or 0))
         # Take the members that the row names, or draw some. Their order is random.
@@ -197,15 +195,15 @@ class Workers(Environment):
         # Without anonymous names the agent reads those of the pool.
         if self.names is None:
             return {member: member for member in members}
-        names = generator.sample(self.names, len(members))
-        return dict(zip(names, members, strict=True))
+        shown_names = generator.sample(self.names, len(members))
+        return dict(zip(shown_names, members, strict=True))
 
-    def describe(self, workers: Mapping[str, str], row: Mapping[str, Any]) -> str:
+    def describe(self, members_by_shown_name: Mapping[str, str], row: Mapping[str, Any]) -> str:
         """The text in front of the question: the workers with their descriptions, and the row's budget."""
         lines = ["Workers:"]
-        for name, member in workers.items():
+        for shown_name, member in members_by_shown_name.items():
             description = self.pool[member].description
-            lines.append(f"{name}: {description}" if description else name)
+            lines.append(f"{shown_name}: {description}" if description else shown_name)
         # A budget is a text, or a number of US dollars; an empty cell among numbers is read as NaN.
         budget = row.get("budget")
         is_empty_cell = isinstance(budget, float) and math.isnan(budget)
@@ -216,8 +214,8 @@ class Workers(Environment):
 
     def reset(self, row: dict[str, Any]) -> dict[str, Any]:
         """Draw the episode's workers and describe them in front of the last message of the prompt."""
-        workers = self.draw_pool(row)
-        description = self.describe(workers, row)
+        members_by_shown_name = self.draw_members(row)
+        description = self.describe(members_by_shown_name, row)
         # A prompt is a text or a list of messages.
         prompt = row["prompt"]
         if isinstance(prompt, str):
@@ -225,16 +223,20 @@ class Workers(Environment):
         else:
             *earlier, last = prompt
             prompt = [*earlier, {**last, "content": f"{description}\n\n{last['content']}"}]
-        return {**row, "workers": workers, "prompt": prompt}
+        return {**row, "workers": members_by_shown_name, "prompt": prompt}
 
     # --- a turn --------------------------------------------------------------------------------------------------
 
     def list_asked(self, rollout: Rollout) -> list[str]:
         """The workers that the last turn asks, by their names in the pool, in order."""
-        workers: Mapping[str, str] = rollout.row["workers"]
+        members_by_shown_name: Mapping[str, str] = rollout.row["workers"]
         calls = self.grammar.read_calls(rollout.turns[-1].text, self._tools)[: self.max_calls]
-        names = [str(call.arguments.get("worker", "")).strip() for call in calls]
-        return [workers[name] for name in names if name in workers]
+        shown_names = [str(call.arguments.get("worker", "")).strip() for call in calls]
+        return [
+            members_by_shown_name[shown_name]
+            for shown_name in shown_names
+            if shown_name in members_by_shown_name
+        ]
 
     async def step(self, rollout: Rollout) -> Observation:
         """Make the calls of the last turn."""
@@ -244,38 +246,38 @@ class Workers(Environment):
         for member in rollout.row["workers"].values():
             rollout.counts.setdefault(f"workers/{member}", 0.0)
             rollout.counts.setdefault(f"workers_usd/{member}", 0.0)
-        earlier_parts = rollout.parts
+        earlier_texts = rollout.quotable_texts
         tasks: dict[int, asyncio.Task[WorkerReply]] = {}
 
         async def find_reply(number: int) -> WorkerReply:
             # The reply of a call of this turn, or of an earlier turn.
             if number in tasks:
                 return await tasks[number]
-            return WorkerReply(part=earlier_parts[number - 1])
+            return WorkerReply(quotable_text=earlier_texts[number - 1])
 
         # Start all calls. References point backwards, so the calls that a call waits for have started.
-        for number, call in enumerate(calls, start=len(earlier_parts) + 1):
+        for number, call in enumerate(calls, start=len(earlier_texts) + 1):
             is_excess = len(tasks) >= self.max_calls
-            work = self._answer(call, number, is_excess, find_reply, rollout)
-            tasks[number] = asyncio.ensure_future(work)
+            answer_call = self._answer_call(call, number, is_excess, find_reply, rollout)
+            tasks[number] = asyncio.ensure_future(answer_call)
         replies = await asyncio.gather(*tasks.values())
 
         # A failed call ends the rollout if the error is fatal, or the option `unavailable` says so.
         errors = [reply.error for reply in replies if reply.error is not None]
         failures = [error for error in errors if error.fatal or self.unavailable == "failed"]
-        shown = [
+        shown_replies = [
             f"#{number} : {indent(self._shorten(reply.text))}"
             for number, reply in zip(tasks, replies, strict=True)
         ]
         return Observation(
-            self.grammar.join_responses(shown),
+            self.grammar.join_responses(shown_replies),
             error=failures[0] if failures else None,
             replies=tuple(call for reply in replies for call in reply.replies),
             seconds=time.perf_counter() - started,
-            parts=tuple(reply.part for reply in replies),
+            quotable_texts=tuple(reply.quotable_text for reply in replies),
         )
 
-    async def _answer(
+    async def _answer_call(
         self,
         call: FunctionCall,
         number: int,
@@ -285,24 +287,26 @@ class Workers(Environment):
     ) -> WorkerReply:
         """The reply to call `number` of the episode."""
         # Read the call. The reply to a mistake says what is wrong, and costs nothing.
-        workers: Mapping[str, str] = rollout.row["workers"]
+        members_by_shown_name: Mapping[str, str] = rollout.row["workers"]
         if is_excess:
             return WorkerReply(f"only {self.max_calls} calls in one turn")
         if call.problem or call.name != "ask":
             return WorkerReply(f"a call must be ask(worker, request) {call.problem}".strip())
-        name = str(call.arguments.get("worker", "")).strip()
+        shown_name = str(call.arguments.get("worker", "")).strip()
         request = str(call.arguments.get("request", "")).strip()
-        if name not in workers:
-            return WorkerReply(f"there is no worker {name[:40]} , only {' '.join(workers)}")
+        if shown_name not in members_by_shown_name:
+            shown_names = " ".join(members_by_shown_name)
+            return WorkerReply(f"there is no worker {shown_name[:40]} , only {shown_names}")
         if not request:
             return WorkerReply("the request is empty")
 
         # Without the replies that the request refers to, the call is not made.
-        references = await _resolve_references(request, number, find_reply)
-        if isinstance(references, WorkerReply):
-            return references
+        try:
+            references = await _resolve_references(request, number, find_reply)
+        except _Unresolved as unresolved:
+            return unresolved.reply
 
-        member = workers[name]
+        member = members_by_shown_name[shown_name]
         worker = self.pool[member]
         text = _build_request(request, references, worker.substitutes_references)
         if text is None:
@@ -318,15 +322,15 @@ class Workers(Environment):
             seed=rollout_seed(rollout.seed, number),
             rollout=rollout,
             session=f"{rollout.seed}.{member}",
-            send_once=self._send_once(member, rollout.batch),
+            send_once=self._make_sender(member, rollout.batch),
         )
         # The worth of the replies, whether or not this call paid for them.
         usd = sum(call.worth.cost_usd for call in reply.replies)
         rollout.counts[f"workers_usd/{member}"] += usd
         return reply if reply.error is None else replace(reply, text=_UNAVAILABLE)
 
-    def _send_once(self, member: str, batch: str) -> SendOnce | None:
-        """Shares replies to identical requests to a worker in a batch, if replies are shared."""
+    def _make_sender(self, member: str, batch: str) -> SendOnce | None:
+        """A sender that shares the replies to identical requests to a worker in a batch; `None` if none are shared."""
         if not self.share_replies or not batch:
             return None
         repeat = rollout_seed(batch, member)
@@ -393,13 +397,21 @@ def costs_by_worker(rollout: Rollout) -> dict[str, dict[str, float]]:
     return costs
 
 
+class _Unresolved(Exception):
+    """A request refers to a reply that cannot be had. `reply` says why, in place of the worker's reply."""
+
+    def __init__(self, reply: WorkerReply):
+        super().__init__(reply.text)
+        self.reply = reply
+
+
 async def _resolve_references(
     request: str, number: int, find_reply: Callable[[int], Awaitable[WorkerReply]]
-) -> dict[int, str] | WorkerReply:
-    """Wait for the replies that the request of call `number` refers to.
+) -> dict[int, str]:
+    """Wait for the replies that the request of call `number` refers to; return them by their numbers.
 
-    Returns:
-        `dict[int, str]` or [`WorkerReply`]: The replies by their numbers, or why one of them cannot be had.
+    Raises:
+        `_Unresolved`: One of them failed, or does not exist.
     """
     references: dict[int, str] = {}
     for reference in map(int, _REFERENCE.findall(request)):
@@ -407,10 +419,10 @@ async def _resolve_references(
         if 0 < reference < number:
             reply = await find_reply(reference)
         if reply.error is not None:
-            return WorkerReply(_UNAVAILABLE, error=reply.error)
-        if not reply.part:
-            return WorkerReply(f"there is no reply #{reference}")
-        references[reference] = reply.part
+            raise _Unresolved(WorkerReply(_UNAVAILABLE, error=reply.error))
+        if not reply.quotable_text:
+            raise _Unresolved(WorkerReply(f"there is no reply #{reference}"))
+        references[reference] = reply.quotable_text
     return references
 
 

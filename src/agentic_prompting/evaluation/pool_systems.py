@@ -84,7 +84,7 @@ def answer_of_workers(
     if error is not None:
         message = f"{error.kind}: {error}"
         return replace(answer, text=None, whole=None, error=message, fatal=error.fatal)
-    return replace(answer, text=read_answer(chosen.part), whole=chosen.part)
+    return replace(answer, text=read_answer(chosen.quotable_text), whole=chosen.quotable_text)
 
 
 class WorkerSystem(PoolSystem):
@@ -229,7 +229,7 @@ class BestOfSystem(PoolSystem):
         if fatal or not sound:
             chosen = (fatal or errors)[0]
         else:
-            texts = [normalize_answer(read_answer(reply.part) or "") for reply in sound]
+            texts = [normalize_answer(read_answer(reply.quotable_text) or "") for reply in sound]
             most_frequent = Counter(texts).most_common(1)[0][0]
             chosen = sound[texts.index(most_frequent)]
         return answer_of_workers(replies, chosen, [self.worker] * len(replies), started)
@@ -267,8 +267,10 @@ class RandomPlanSystem(PoolSystem):
         for number, worker in enumerate(plan):
             text = row["question"]
             if not self.pool[worker].substitutes_references:
-                parts = {position: reply.part for position, reply in enumerate(replies, 1)}
-                text = quote(parts, text)
+                quotations = {
+                    position: reply.quotable_text for position, reply in enumerate(replies, 1)
+                }
+                text = quote(quotations, text)
             replies.append(await self.ask(worker, text, row, seed, number))
             # Without a reply the plan cannot go on.
             if replies[-1].error is not None:

@@ -272,8 +272,8 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
             "cached": any(reply.cached for reply in observation.replies),
             "shared": any(reply.shared for reply in observation.replies),
         }
-        if observation.parts:
-            observation_record["parts"] = list(observation.parts)
+        if observation.quotable_texts:
+            observation_record["parts"] = list(observation.quotable_texts)
         record["observations"].append(observation_record)
 
     # Its size and cost.
@@ -422,7 +422,7 @@ def _restore_observation(saved: Mapping[str, Any], worth: float) -> Observation:
         error=error,
         replies=(reply,),
         seconds=saved["seconds"],
-        parts=tuple(saved.get("parts") or ()),
+        quotable_texts=tuple(saved.get("parts") or ()),
     )
 
 

@@ -104,16 +104,16 @@ class Observation:
             rollout ends as `failed` and gets no reward.
         replies (`tuple[Reply, ...]`, *optional*): The large-LLM calls that it took, for counting.
         seconds (`float`, *optional*, defaults to `0.0`): The seconds that the environment took.
-        parts (`tuple[str, ...]`, *optional*): The whole text of each call of the turn, if the agent
-            may refer to it by number (`#1`); numbers run through the episode. Empty for a call that
-            has no text to hand on.
+        quotable_texts (`tuple[str, ...]`, *optional*): The whole reply to each call of the turn, if
+            the agent may refer to it by number (`#1`); numbers run through the episode. Empty for a
+            call that has no text to hand on. Records have them as `parts`.
     """
 
     text: str = ""
     error: LLMError | None = None
     replies: tuple[Reply, ...] = ()
     seconds: float = 0.0
-    parts: tuple[str, ...] = ()
+    quotable_texts: tuple[str, ...] = ()
 
 
 @dataclass
@@ -230,18 +230,18 @@ class Rollout(TokenSequence):
     def add_turn(self, sample: Sample, turn: Turn) -> None:
         """Append the agent's next turn: its tokens (mask 1) and their parsed text.
 
-        An answer that is a reference (`#3`) becomes the whole text of that part, if there is one.
+        An answer that is a reference (`#3`) becomes the whole text of that reply, if there is one.
         """
         self.add_sampled(sample)
 
-        # Resolve a reference to an earlier observation.
+        # Resolve a reference to an earlier reply.
         reference = _REFERENCE.fullmatch(turn.answer or "")
         if reference:
             number = int(reference[1])
-            parts = self.parts
-            # A part without text cannot be referred to.
-            if 1 <= number <= len(parts) and parts[number - 1]:
-                turn = replace(turn, answer=parts[number - 1], answer_reference=number)
+            texts = self.quotable_texts
+            # A reply without text cannot be referred to.
+            if 1 <= number <= len(texts) and texts[number - 1]:
+                turn = replace(turn, answer=texts[number - 1], answer_reference=number)
         self.turns.append(turn)
 
     def add_observation(self, observation: Observation, ids: list[int]) -> None:
@@ -295,9 +295,11 @@ class Rollout(TokenSequence):
         return list(chain.from_iterable(observation.replies for observation in self.observations))
 
     @property
-    def parts(self) -> list[str]:
+    def quotable_texts(self) -> list[str]:
         """The texts that the agent may refer to: the reference `#1` means the first one."""
-        return list(chain.from_iterable(observation.parts for observation in self.observations))
+        return list(
+            chain.from_iterable(observation.quotable_texts for observation in self.observations)
+        )
 
     def __repr__(self) -> str:
         size = f"{len(self.turns)} turns, {len(self.ids)} tokens"

@@ -149,8 +149,8 @@ def observation_to_json(observation: Observation | None) -> dict[str, Any]:
         "seconds": observation.seconds,
         "replies": replies,
     }
-    if observation.parts:
-        entry["parts"] = list(observation.parts)
+    if observation.quotable_texts:
+        entry["parts"] = list(observation.quotable_texts)
     return entry
 
 
@@ -159,8 +159,12 @@ def observation_from_json(entry: Mapping[str, Any]) -> Observation | None:
     if "text" not in entry:
         return None
     replies = tuple(reply_from_json(reply) for reply in entry["replies"])
-    parts = tuple(str(part) for part in entry.get("parts", ()))
-    return Observation(entry["text"], replies=replies, seconds=float(entry["seconds"]), parts=parts)
+    return Observation(
+        entry["text"],
+        replies=replies,
+        seconds=float(entry["seconds"]),
+        quotable_texts=tuple(str(text) for text in entry.get("parts", ())),
+    )
 
 
 def reply_to_json(reply: Reply) -> dict[str, Any]:

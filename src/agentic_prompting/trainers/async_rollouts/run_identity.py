@@ -40,17 +40,17 @@ def describe_run(
     environments: list[Environment] = []
     if environment is not None:
         environments = list(getattr(environment, "by_name", {"": environment}).values())
-    environment_names = [part.described_by.__qualname__ for part in environments]
+    environment_names = [environment.described_by.__qualname__ for environment in environments]
 
     # The large LLMs that they ask.
-    chats = [getattr(part, "chat", None) for part in environments]
+    chats = [getattr(environment, "chat", None) for environment in environments]
     chat_names = []
     for chat in chats:
         if chat is not None:
             chat_names.append(str(getattr(chat, "model", type(chat).__qualname__)))
 
     # The agent's grammar in each of them.
-    grammars = [part.grammar for part in spec.environment_specs() or [spec]]
+    grammars = [environment_spec.grammar for environment_spec in spec.environment_specs() or [spec]]
     grammar_names = [f"{type(grammar).__name__} {grammar}" for grammar in grammars]
 
     description = {
@@ -70,7 +70,7 @@ def describe_run(
     if environment is not None and environment.identity:
         description["environment_settings"] = dict(environment.identity)
     # Replies of an environment of the user's own hold for its code. The library's has none here.
-    code = combine_versions(code_version(part.described_by) for part in environments)
+    code = combine_versions(code_version(environment.described_by) for environment in environments)
     if code is not None:
         description[ENVIRONMENT_CODE] = code
     return description

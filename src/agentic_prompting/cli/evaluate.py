@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from ..evaluation import Comparison, Evaluation
     from ..llm import Usage
 
-POPULATION = "population.json"
-
 
 @dataclass
 class EvaluateOptions(LargeLLM, TaskRows, Tracing):
@@ -309,6 +307,7 @@ def _systems_of_run(
     """The systems of the table: the agent alone, or weights and prompts before and after training."""
     from ..agent import PromptAgent
     from ..evaluation import AgentSystem
+    from ..evolution.generation import POPULATION_FILE
 
     version = _source_version(options)
     trained = AgentSystem(agent, _identity(options, run), version=version)
@@ -320,7 +319,7 @@ def _systems_of_run(
         untrained_system = AgentSystem(untrained, identity, version=version)
         return {run.name: trained, "untrained": untrained_system}
     # Only a run of E-SPL has a first prompt beside its final one.
-    if not (run / POPULATION).is_file():
+    if not (run / POPULATION_FILE).is_file():
         identity = _identity(options, options.base, run)
         untrained_system = AgentSystem(untrained, identity, version=version)
         return {"untrained": untrained_system, run.name: trained}
@@ -376,9 +375,10 @@ def _source_version(options: LargeLLM) -> str | None:
 def _by_prompt(agent: PromptAgent, run: Path) -> dict[str, PromptAgent]:
     """The agent under the first prompt of a run of E-SPL and under its final one, with the weights loaded once."""
     from ..evolution import read_lineage
+    from ..evolution.generation import POPULATION_FILE
 
     # The first node is the prompt that training began with.
-    text = read_lineage(run / POPULATION).nodes[0].member.prompt.text
+    text = read_lineage(run / POPULATION_FILE).nodes[0].member.prompt.text
     # A shallow copy, which shares the weights.
     agent_with_first_prompt = copy(agent)
     agent_with_first_prompt.spec = replace(agent.spec, system_prompt=text or None)

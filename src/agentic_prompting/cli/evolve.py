@@ -20,6 +20,7 @@ from ..evolution import (
     StepLog,
     evolve as run_evolution,
 )
+from ..evolution.generation import PROMPT_FILE
 from ..llm import Budget, LLMError, Usage
 from ..llm.guard import describe
 from ..llm.numbers import count_in_words
@@ -222,7 +223,7 @@ def evolve_in_folder(
             budget=budget,
             on_start=None if options.sandbox else announce,
         )
-    atomic_write(folder / "system_prompt.txt", result.best.text)
+    atomic_write(folder / PROMPT_FILE, result.best.text)
     return replace(result, usage=_complete_usage(result.usage, budget))
 
 

@@ -36,7 +36,9 @@ def find_model(name: str) -> str:
 
 def holds_evolved_prompt(folder: Path) -> bool:
     """Whether `evolve` has written its best prompt into a folder."""
-    return (folder / "state.json").exists() and (folder / "system_prompt.txt").exists()
+    from ..evolution.generation import PROMPT_FILE
+
+    return (folder / "state.json").exists() and (folder / PROMPT_FILE).exists()
 
 
 def check_agent(run: str | Path) -> None:

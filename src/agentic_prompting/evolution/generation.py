@@ -31,6 +31,9 @@ from .system_prompt import SystemPrompt
 
 logger = logging.getLogger(__name__)
 
+# Files in the folder of a run.
+POPULATION_FILE = "population.json"  # written by a trainer
+PROMPT_FILE = "system_prompt.txt"  # the text of the final prompt
 JOURNAL_FILE = "evolution.jsonl"
 
 Match = Sequence[PromptResult]
@@ -346,7 +349,7 @@ def journal_beside(state: str | Path) -> Path:
     beside any other file, because a folder may hold several.
     """
     state = Path(state)
-    if state.name == "population.json":
+    if state.name == POPULATION_FILE:
         return state.with_name(JOURNAL_FILE)
     return state.with_name(f"{state.stem}.{JOURNAL_FILE}")
 

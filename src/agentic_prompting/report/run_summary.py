@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..evaluation import Evaluation
 from ..evaluation.headroom_file import HEADROOM_FILE, HeadroomFigures
 from ..evolution import Lineage, read_lineage
-from ..evolution.generation import JOURNAL_FILE
+from ..evolution.generation import JOURNAL_FILE, POPULATION_FILE
 from ..records import Record
 from ..refine import RefinementResult
 from .evaluation_summary import read_evaluation, read_json_object, read_optimised_prompts
@@ -25,7 +25,6 @@ from .sound_records import (
 )
 
 # Files in a run's folder.
-POPULATION = "population.json"
 EVOLVE_STATE = "state.json"
 TRAINER_STATE = "trainer_state.json"
 LOG = "rollouts/log.jsonl"
@@ -93,7 +92,7 @@ class RunSummary:
         )
         if not any(contents):
             raise FileNotFoundError(
-                f"nothing to report in {run}: no rollouts/, no {POPULATION}, no {HEADROOM_FILE}, no refinement results "
+                f"nothing to report in {run}: no rollouts/, no {POPULATION_FILE}, no {HEADROOM_FILE}, no refinement results "
                 "or answers (*.jsonl); a table is shown once it is finished"
             )
         return summary
@@ -123,8 +122,8 @@ class RunSummary:
 
         # A trainer keeps its population in a file of its own, `evolve` in its state.
         lineage = None
-        if (folder / POPULATION).exists():
-            lineage = read_lineage(folder / POPULATION)
+        if (folder / POPULATION_FILE).exists():
+            lineage = read_lineage(folder / POPULATION_FILE)
         elif "population" in read_json_object(folder / EVOLVE_STATE):
             lineage = read_lineage(folder / EVOLVE_STATE)
         # ProRefine writes results into files of any name, an evaluation into the folder or one

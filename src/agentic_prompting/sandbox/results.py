@@ -16,6 +16,7 @@ from ..agent import PromptAgent
 from ..environments import LLMEnvironment
 from ..evaluation import Estimate, wilson_interval
 from ..evolution import SystemPrompt
+from ..evolution.generation import POPULATION_FILE, PROMPT_FILE
 from ..records import atomic_write
 from ..rewards import exact_match
 from ..rollout import AgentSpec, Environment, Rollout
@@ -25,8 +26,8 @@ from .setup import SAMPLING, GuardedRun, SandboxRun
 _FILES = (
     "summary.json",
     "trajectories.json",
-    "system_prompt.txt",
-    "population.json",
+    PROMPT_FILE,
+    POPULATION_FILE,
     "reward.png",
     "rollouts/",
 )

@@ -39,6 +39,7 @@ from ..evolution import (
     question_of,
     truth_of,
 )
+from ..evolution.generation import POPULATION_FILE, PROMPT_FILE
 from ..evolution.population import member_id
 from ..llm import ChatModel, LLMError
 from ..records import atomic_write
@@ -50,9 +51,6 @@ from .reflectors import PolicyReflector, ReferenceReflector, ReflectionWatch, ch
 from .reward_functions import RewardFunction, RewardFunctions
 from .rollouts import Batch
 from .warm_start import distill_prompt
-
-POPULATION_FILE = "population.json"
-PROMPT_FILE = "system_prompt.txt"
 
 
 class ESPLTrainer(MultiTurnGRPOTrainer):

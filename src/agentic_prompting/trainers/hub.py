@@ -17,6 +17,7 @@ from typing import Any
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..evolution.generation import POPULATION_FILE, PROMPT_FILE
 from ..records import only_a_folder
 from ..rollout import SPEC_FILE, AgentSpec
 from .checkpointing.resumable_trainer import ResumableGRPOTrainer
@@ -29,8 +30,8 @@ PUBLISHED_FILES = (
     # Ours about a model.
     CARD_FILE,
     SPEC_FILE,
-    "system_prompt.txt",
-    "population.json",
+    PROMPT_FILE,
+    POPULATION_FILE,
     "summary.json",
     "table.md",
     # Those that `save_pretrained` writes for models and adapters.

@@ -30,4 +30,4 @@ def write(path, groups=2, identity=IDENTITY, policy=7):
 
 def resumed(path, identity=IDENTITY, policy=7, state=None):
     file = InFlightFile(path, identity, policy, resumes=True)
-    return file, file.adopt_entries(state)
+    return file, file.adopt_or_put_aside(state)

@@ -49,7 +49,7 @@ from ..rollout import (
     TextFormat,
     template_for,
 )
-from .async_rollouts import make_async_source
+from .async_rollouts import AsyncSource, make_async_source
 from .batch_monitor import (
     BatchMonitor,
     FailureWatch,
@@ -801,6 +801,10 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         if failure_reason:
             self._stop(failure_reason)
         return output
+
+    def _after_checkpoint(self) -> None:
+        if isinstance(self.batch_source, AsyncSource):
+            self.batch_source.release_old_entries()
 
     @contextmanager
     def training_context(self, resumes: bool) -> Iterator[None]:

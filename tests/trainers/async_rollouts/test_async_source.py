@@ -17,7 +17,7 @@ from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment
 from agentic_prompting.llm import ScriptedChat, Usage
 from agentic_prompting.rollout import BatchEngine, Rollout, Sample, Turn
 from agentic_prompting.trainers import TrainingStopped
-from agentic_prompting.trainers.async_rollouts import AsyncSource
+from agentic_prompting.trainers.async_rollouts import AsyncSource, InFlightFile
 from benchmarks.speed import async_training
 from support.asking import Asks, Counts, Policy
 from support.espl_training import Reference
@@ -456,6 +456,33 @@ def test_a_killed_run_pays_for_nothing_twice_and_loses_nothing(
         ]
         assert all(len(values) == 1 for values in drawn), "a group shares its seed"
         assert len({max(values) for values in drawn}) > 1
+
+
+def test_only_whole_checkpoints_release_entries(tiny_policy, rows, tmp_path, monkeypatch):
+    """Entries that an unfinished checkpoint does not need may be needed by the one before it."""
+    moments = []
+    delete = InFlightFile.delete_groups_before
+
+    def watched(self, number):
+        moments.append((number, (tmp_path / "checkpoint-2").exists()))
+        delete(self, number)
+
+    monkeypatch.setattr(InFlightFile, "delete_groups_before", watched)
+    trainer = build(tiny_policy, tmp_path, rows, save_strategy="steps", save_steps=2)
+    states = []
+
+    def act(step):
+        path = tmp_path / "in_flight" / "00000.jsonl"
+        before = path.read_bytes()
+        states.append(trainer.batch_source.state_dict())
+        assert path.read_bytes() == before, "a look at the state changes no file"
+
+    trainer.add_callback(OnStep(act))
+    trainer.train()
+    assert [whole for _, whole in moments] == [True, True]
+    assert moments[0][0] == 0 < moments[1][0], "the checkpoint before can still be resumed"
+    oldest = min(group["group"] for group in states[1]["groups"])
+    assert moments[1][0] == oldest
 
 
 def test_a_fresh_run_takes_nothing_from_an_earlier_one(tiny_policy, rows, tmp_path):

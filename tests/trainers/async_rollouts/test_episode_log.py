@@ -62,9 +62,9 @@ def test_what_came_after_a_lost_line_is_asked_for_again(tmp_path, lost):
         asked.clear()
         for number in range(turns):
             rollout.add_turn(
-                await log(SampleRequest(rollout.context, 4, number)), Turn("", "act", True)
+                await log.sample(SampleRequest(rollout.context, 4, number)), Turn("", "act", True)
             )
-            assert (await log.step(rollout)).text == "new"
+            assert (await log.reply(rollout)).text == "new"
         return asked
 
     first = [("turn", 0), ("reply", 0)] if lost == "turn" else [("reply", 0)]
@@ -108,8 +108,8 @@ def test_failed_replies_are_found_again(tmp_path):
             saved.replies,
         )
         rollout = Rollout([1])
-        rollout.add_turn(await log(SampleRequest([1], 4, 0)), Turn("", "act", True))
-        return await log.step(rollout)
+        rollout.add_turn(await log.sample(SampleRequest([1], 4, 0)), Turn("", "act", True))
+        return await log.reply(rollout)
 
     first = asyncio.run(played())
     again = asyncio.run(played())
@@ -138,7 +138,7 @@ def test_a_reply_is_kept_when_its_episode_is_cancelled(tmp_path):
         rollout = Rollout([1])
         rollout.add_turn(Sample([5]), Turn("", "act", True))
         log = EpisodeLog(None, ask, int, entries.append)
-        episode = asyncio.ensure_future(log.step(rollout))
+        episode = asyncio.ensure_future(log.reply(rollout))
         with pytest.raises(asyncio.CancelledError):
             await episode
         return log.replies

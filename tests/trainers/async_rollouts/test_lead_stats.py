@@ -41,9 +41,9 @@ def test_a_policy_on_the_trainers_thread_idles_while_it_trains(
     monkeypatch.setattr(time, "monotonic", lambda: now)
     clock = IdleClock()
     clock.needs_trainer_thread = needs_trainer_thread
-    clock.add_turns(1)
+    clock.turn_started()
     now += 2
-    clock.add_turns(-1)
+    clock.turn_ended()
     clock.set_trainer_waits(True)
     now += 2
     clock.set_trainer_waits(False)

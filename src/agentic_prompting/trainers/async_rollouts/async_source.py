@@ -38,7 +38,7 @@ from ..checkpointing.stop_training import TrainingStopped
 from ..config import MultiTurnGRPOConfig
 from ..rollouts import Batch, BatchPosition, Prompts, RolloutPlayer
 from ..row_order import RowStream
-from .episode_log import EpisodeLog, RecordReply
+from .episode_log import EpisodeLog, LoggedEnvironment, RecordReply
 from .in_flight_file import InFlightFile, SavedEpisode, SavedGroup
 from .lead_stats import IdleClock, LeadStats, gather_lead_metrics
 from .run_identity import describe_run, fingerprint_prompts, fingerprint_weights
@@ -146,16 +146,17 @@ class AsyncSource:
         self.groups_in_flight: list[RolloutGroup] = []
         # Groups that the current step used. A checkpoint in the middle of a step repeats it.
         self._used_groups: list[RolloutGroup] = []
-        # Groups that this process has started so far; known at the first batch.
+        # Groups that this process has started so far. `None` until a checkpoint is loaded or the
+        # first batch begins.
         self._started_count: int | None = None
+        # Whether a checkpoint was loaded, even one that cannot be continued.
+        self._has_loaded_checkpoint = False
         # `used_at` of the groups of the resumed checkpoint, by number. The next batch starts them.
         self._checkpoint_groups: dict[int, int] = {}
         # The number of the oldest group that the latest checkpoint may need. Entries before it are
-        # deleted at the next checkpoint.
+        # deleted after the next checkpoint.
         self._oldest_needed_group = 0
-        # Whether the file's entries have been checked against this run.
-        self._has_checked_file = False
-        # Rollouts of an earlier process that are played anew, since the last batch.
+        # Rollouts of an earlier process that are replayed from the start, since the last batch.
         self._played_anew_count = 0
         # Whether training is over, so that episodes send no further requests.
         self._is_ending = False
@@ -185,58 +186,65 @@ class AsyncSource:
 
     def take_groups(self, group_count: int, position: BatchPosition) -> list[RolloutGroup]:
         """Start a step's worth of groups, wait for as many, and return the oldest finished ones."""
-        # Forget the groups that an earlier step used. An earlier batch of this step may have used
-        # the others: a checkpoint keeps these, because a resume plays the whole step again.
         self.updates = position.step
+        # Keep only groups used by an earlier batch of this same step, which a resume plays again.
         self._used_groups = [group for group in self._used_groups if group.used_at == self.updates]
-
-        # At the first batch decide where to continue, unless a checkpoint has done so.
-        if not self._has_checked_file:
-            self.in_flight_file.adopt_entries(None)
-            self._has_checked_file = True
         if self._started_count is None:
-            self._started_count = position.batch_index * group_count
+            self._begin_run(group_count, position)
 
-        # First start the groups of the checkpoint that were not used yet, or were used by this step,
-        # which is then played again.
-        numbers = sorted(
-            number
-            for number, used_at in self._checkpoint_groups.items()
-            if used_at in (NOT_USED, self.updates)
-        )
-        self._checkpoint_groups = {}
-
-        # Then start new ones, up to the lead or the end of the run.
-        max_groups = group_count + round(self.lead * group_count)
-        max_started = position.batch_count * group_count
-        while (
-            len(self.groups_in_flight) + len(numbers) < max_groups
-            and self._started_count < max_started
-        ):
-            numbers.append(self._next_group_number(group_count))
+        # Start groups.
+        numbers = self._take_checkpoint_numbers()
+        numbers += self._take_new_numbers(group_count, position, len(numbers))
         self.groups_in_flight += self._start_groups(numbers)
 
         # Play all groups in flight until the step has enough.
         self._idle_clock.set_trainer_waits(True)
         self.player.run(self._wait_for_groups(group_count), position.description)
         self._idle_clock.set_trainer_waits(False)
-
-        # Use the oldest finished groups; the others stay in flight.
-        finished_groups = [group for group in self.groups_in_flight if group.is_done]
-        used_groups = finished_groups[:group_count]
-        self.groups_in_flight = [
-            group for group in self.groups_in_flight if group not in used_groups
-        ]
-        for group in used_groups:
-            group.used_at = self.updates
-        self._used_groups += used_groups
-        return used_groups
+        return self._use_finished_groups(group_count)
 
     def metrics(self, used_groups: Sequence[RolloutGroup]) -> dict[str, float]:
         """Return the metrics of a batch of groups. Called on every process, once for each batch."""
         return gather_lead_metrics(self._collect_stats(used_groups))
 
     # --- starting ------------------------------------------------------------------------------
+
+    def _begin_run(self, group_count: int, position: BatchPosition) -> None:
+        """Decide where to begin, at a first batch without a checkpoint that could be continued."""
+        # A checkpoint that could not be continued has put the file's entries aside.
+        if not self._has_loaded_checkpoint:
+            self.in_flight_file.adopt_or_put_aside(None)
+        self._started_count = position.batch_index * group_count
+
+    def _take_checkpoint_numbers(self) -> list[int]:
+        """Return the numbers of the groups that the resumed checkpoint had started, at most once.
+
+        Those are groups that were not used yet, or were used by this step, which is played again.
+        """
+        checkpoint_groups = self._checkpoint_groups
+        self._checkpoint_groups = {}
+        return sorted(
+            number
+            for number, used_at in checkpoint_groups.items()
+            if used_at in (NOT_USED, self.updates)
+        )
+
+    def _take_new_numbers(
+        self, group_count: int, position: BatchPosition, checkpoint_count: int
+    ) -> list[int]:
+        """Return the numbers of new groups to start, up to the lead or the end of the run.
+
+        Args:
+            group_count (`int`): Groups of a batch.
+            position ([`BatchPosition`]): The position of the batch in the run.
+            checkpoint_count (`int`): Groups of the checkpoint that are started with them.
+        """
+        assert self._started_count is not None
+        max_in_flight = group_count + round(self.lead * group_count)
+        room_in_flight = max_in_flight - len(self.groups_in_flight) - checkpoint_count
+        left_in_run = position.batch_count * group_count - self._started_count
+        new_count = min(room_in_flight, left_in_run)
+        return [self._next_group_number(group_count) for _ in range(new_count)]
 
     def _next_group_number(self, group_count: int) -> int:
         """Return the number of the next group of this process, in the order of TRL's sampler."""
@@ -277,9 +285,9 @@ class AsyncSource:
         rollouts_per_row = self.prompts.rollouts_per_row
         saved_group = self.in_flight_file.saved_groups.pop(number, None)
 
-        # Some rollouts are played anew. A program runs from its beginning, and finds its turns in
-        # the log. What an environment's `reset` has changed is not in the log, so unless the reset
-        # can be repeated the saved group is lost.
+        # Some rollouts are replayed from the start. A program finds its turns in the log. What an
+        # environment's `reset` has changed is not in the log, so unless the reset can be repeated
+        # the saved group is lost.
         environment = self.player.environment
         if saved_group is not None and environment is not None:
             is_lost = environment.has_reset and not environment.repeatable_reset
@@ -352,7 +360,7 @@ class AsyncSource:
             write_entry,
             saved_episode.turns,
             saved_episode.replies,
-            play_episode=None if environment is None else environment.play_episode,
+            is_program=environment is not None and environment.plays_whole_episodes,
         )
 
     # --- waiting -------------------------------------------------------------------------------
@@ -360,16 +368,18 @@ class AsyncSource:
     async def _wait_for_groups(self, group_count: int) -> None:
         """Play the groups in flight until the step may take `group_count` of them."""
         player = self.player
-        # Start the episodes of new groups; those of earlier steps are still running. The log is in
-        # the place of both the policy and the environment.
+        environment = player.environment
+        play_episode = None if environment is None else environment.play_episode
+        # Start the episodes of new groups; those of earlier steps are still running. The log stands
+        # in front of the policy and the environment.
         tasks = []
         for group in self.groups_in_flight:
             if not group.tasks:
                 for rollout, log in zip(group.rollouts, group.episode_logs, strict=True):
                     episode = play(
                         rollout,
-                        policy=log,
-                        environment=log,
+                        policy=log.sample,
+                        environment=LoggedEnvironment(log, play_episode),
                         chat_format=player.chat_format,
                         limits=player.limits,
                     )
@@ -385,6 +395,18 @@ class AsyncSource:
                 return
             unfinished = [task for task in tasks if not task.done()]
             await asyncio.wait(unfinished, return_when=asyncio.FIRST_COMPLETED)
+
+    def _use_finished_groups(self, group_count: int) -> list[RolloutGroup]:
+        """Return the oldest finished groups; the others stay in flight."""
+        finished_groups = [group for group in self.groups_in_flight if group.is_done]
+        used_groups = finished_groups[:group_count]
+        self.groups_in_flight = [
+            group for group in self.groups_in_flight if group not in used_groups
+        ]
+        for group in used_groups:
+            group.used_at = self.updates
+        self._used_groups += used_groups
+        return used_groups
 
     def _has_enough_groups(self, group_count: int) -> bool:
         """Return whether `group_count` groups are done and the others can wait.
@@ -414,11 +436,11 @@ class AsyncSource:
         self._idle_clock.needs_trainer_thread = (
             isinstance(policy, Engine) and policy.on_callers_thread
         )
-        self._idle_clock.add_turns(1)
+        self._idle_clock.turn_started()
         try:
             return await policy(request)
         finally:
-            self._idle_clock.add_turns(-1)
+            self._idle_clock.turn_ended()
 
     async def _ask_environment(self, rollout: Rollout, record: RecordReply) -> Observation | None:
         # Training is over: the episode ends before it pays for another reply.
@@ -467,22 +489,10 @@ class AsyncSource:
         """Return the groups in flight as plain data, without turns and replies still to arrive.
 
         Includes the groups that the latest step used, because a checkpoint in the middle of a step
-        repeats it. Also deletes entries in the file. That loses nothing when the trainer checks the
-        states of its parts before training (`_check_states`): this source becomes one of the parts
-        only after that check.
+        repeats it. The state of each group is what its log holds.
         """
-        groups = [*self._used_groups, *self.groups_in_flight]
-        # This checkpoint may never be completed, and the one before it is resumed then: delete only
-        # entries that the one before does not need. An even older one has the logs of its own
-        # groups, and pays again for what arrived after it.
-        self.in_flight_file.delete_groups_before(self._oldest_needed_group)
-        self._oldest_needed_group = min(
-            (group.number for group in groups), default=self._oldest_needed_group
-        )
-
-        # The state of each group is what its log holds.
         group_states = []
-        for group in groups:
+        for group in [*self._used_groups, *self.groups_in_flight]:
             episodes = [
                 {"turns": list(log.turns), "replies": list(log.replies)}
                 for log in group.episode_logs
@@ -497,10 +507,21 @@ class AsyncSource:
             "groups": group_states,
         }
 
+    def release_old_entries(self) -> None:
+        """Delete entries in the file that this checkpoint and the one before it do not need.
+
+        Called when a checkpoint with this state is complete. The one before it can still be
+        resumed. An even older one has the logs of its own groups, and pays again for what arrived
+        after it.
+        """
+        self.in_flight_file.delete_groups_before(self._oldest_needed_group)
+        numbers = [group.number for group in (*self._used_groups, *self.groups_in_flight)]
+        self._oldest_needed_group = min(numbers, default=self._oldest_needed_group)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a [`AsyncSource.state_dict`] and entries that were written after it."""
-        self._has_checked_file = True
-        if not self.in_flight_file.adopt_entries(state):
+        self._has_loaded_checkpoint = True
+        if not self.in_flight_file.adopt_or_put_aside(state):
             return
         # Note the groups of the checkpoint; the next batch starts them.
         self._started_count = state["started"]

@@ -1,7 +1,8 @@
 """The log of one episode: its turns and replies, so that a resumed run requests none of them again.
 
 An [`EpisodeLog`] stands between an episode and its policy and environment. It passes on a request
-only if the log has no turn or reply for it yet, and logs what comes back.
+only if the log has no turn or reply for it yet, and logs what comes back. The episode's policy is
+[`EpisodeLog.sample`], its environment a [`LoggedEnvironment`].
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from ...rollout import Environment, Observation, Rollout, Sample, SampleRequest
 RecordReply = Callable[[Observation | None], None]
 
 
-class EpisodeLog(Environment):
-    """Policy and environment of one rollout's episode, with a log of every turn and reply.
+class EpisodeLog:
+    """Every turn and every reply of one rollout's episode.
 
     Args:
         ask_policy (`Callable`): Samples a turn that is not in the log.
@@ -31,18 +32,15 @@ class EpisodeLog(Environment):
             [`Sample`] and the request's `seed`.
         replies (`Iterable[dict]`, *optional*): The environment's replies to them, each the fields
             of an [`Observation`].
-        play_episode (`Callable`, *optional*): As [`Environment`]'s. A resumed run runs the program
-            again from its beginning. Its calls come in any order, so a logged turn is found by the
-            seed of its request, which is a function of the context; a request with another context
-            gets a new turn.
+        is_program (`bool`, *optional*, defaults to `False`): Whether a program plays the episode. A
+            resumed run runs it again from the start. Its calls come in any order, so a logged turn
+            is found by the seed of its request, which is a function of the context; a request with
+            another context gets a new turn.
 
     Attributes:
         updates_during_turns (`list[int]`): For each turn sampled by this process, the number of
             weight updates while it was sampled.
     """
-
-    described_by = None  # traces name the environment behind the log instead
-    step_timeout = math.inf  # the environment's own step has the limit
 
     def __init__(
         self,
@@ -52,13 +50,13 @@ class EpisodeLog(Environment):
         write_entry: Callable[[dict[str, Any]], None],
         turns: Iterable[dict[str, Any]] = (),
         replies: Iterable[dict[str, Any]] = (),
-        play_episode: Callable[..., Awaitable[Rollout]] | None = None,
+        is_program: bool = False,
     ):
         self.ask_policy = ask_policy
         self.ask_environment = ask_environment
         self.count_updates = count_updates
         self.write_entry = write_entry
-        self.play_episode = play_episode
+        self.is_program = is_program
         self.turns = list(turns)
         self.replies = list(replies)
         self.updates_during_turns: list[int] = []
@@ -67,14 +65,14 @@ class EpisodeLog(Environment):
         self._next_turn = 0
         # A program requests turns in any order: its logged turns by seed, until they are requested.
         self._unrequested_turns: dict[int, dict[str, Any]] = {}
-        if play_episode is not None:
+        if is_program:
             self._unrequested_turns = {turn["seed"]: turn for turn in self.turns}
         else:
             # Where a line was lost, later ones belong to another reply or turn.
             self.turns = self.turns[: len(self.replies) + 1]
             self.replies = self.replies[: len(self.turns)]
 
-    async def __call__(self, request: SampleRequest) -> Sample:
+    async def sample(self, request: SampleRequest) -> Sample:
         """Return the next turn, from the log if it is there, else from the policy."""
         turn = self._take_logged_turn(request)
         if turn is None:
@@ -83,7 +81,7 @@ class EpisodeLog(Environment):
             self.turns.append(turn)
         return sample_from_json(turn)
 
-    async def step(self, rollout: Rollout) -> Observation | None:
+    async def reply(self, rollout: Rollout) -> Observation | None:
         """Return the reply to the last turn, from the log or else from the environment.
 
         Failures are not logged, so a resumed run asks again.
@@ -101,7 +99,7 @@ class EpisodeLog(Environment):
     def _take_logged_turn(self, request: SampleRequest) -> dict[str, Any] | None:
         """Return the logged turn of a request, which no later request gets."""
         # The requests of a program come in any order.
-        if self.play_episode is not None:
+        if self.is_program:
             return self._unrequested_turns.pop(request.seed, None)
         # Otherwise turns are requested in the order of the log.
         turn_index = self._next_turn
@@ -130,6 +128,30 @@ class EpisodeLog(Environment):
             reply = observation_to_json(observation)
             self.write_entry({"at": len(self.replies), "reply": reply})
             self.replies.append(reply)
+
+
+class LoggedEnvironment(Environment):
+    """The environment of an episode with a log.
+
+    Args:
+        log ([`EpisodeLog`]): Has the replies.
+        play_episode (`Callable`, *optional*): That of the environment behind the log.
+    """
+
+    described_by = None  # traces name the environment behind the log instead
+    step_timeout = math.inf  # the environment's own step has the limit
+
+    def __init__(
+        self,
+        log: EpisodeLog,
+        play_episode: Callable[..., Awaitable[Rollout]] | None = None,
+    ):
+        self.log = log
+        self.play_episode = play_episode
+
+    async def step(self, rollout: Rollout) -> Observation | None:
+        """Return the reply to the last turn."""
+        return await self.log.reply(rollout)
 
 
 def sample_from_json(turn: Mapping[str, Any]) -> Sample:

@@ -127,10 +127,10 @@ class InFlightFile:
             path.unlink(missing_ok=True)
         self._has_header = self._header is not None
 
-    def adopt_entries(self, checkpoint_state: Mapping[str, Any] | None) -> bool:
-        """Adopt the entries if they belong to this run, whose id then goes on.
+    def adopt_or_put_aside(self, checkpoint_state: Mapping[str, Any] | None) -> bool:
+        """Continue the run of the entries, under its id; or put them aside if they are another run's.
 
-        Entries of another run are moved to another file, with one warning.
+        They are then moved to a file beside this one, with one warning.
 
         Args:
             checkpoint_state (`dict`, *optional*): `run`, `identity` and `groups` of the checkpoint
@@ -138,21 +138,10 @@ class InFlightFile:
                 weights that the run began with.
 
         Returns:
-            `bool`: Whether the entries belong to this run. If not, the groups in flight that the checkpoint itself has
-                must not be used, either.
+            `bool`: Whether the entries belong to this run. If not, the groups in flight that the
+                checkpoint itself has must not be used, either.
         """
-        # Compare this run's settings with the checkpoint's and the file's, and the weights if there
-        # is no checkpoint that says which run it belongs to.
-        changes: set[str] = set()
-        if checkpoint_state is not None:
-            changes |= self._changed_settings(checkpoint_state["identity"])
-        if self._header is not None:
-            changes |= self._changed_settings(self._header.identity)
-            if checkpoint_state is None:
-                if self._header.initial_weights != self.initial_weights:
-                    changes.add("the weights that the run began with")
-            elif self._header.run_id != checkpoint_state["run"]:
-                changes.add("the run")
+        changes = self._find_changes(checkpoint_state)
         if changes:
             group_numbers = set(self.saved_groups)
             if checkpoint_state is not None:
@@ -257,6 +246,23 @@ class InFlightFile:
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return False
+
+    def _find_changes(self, checkpoint_state: Mapping[str, Any] | None) -> set[str]:
+        """Return what this run has other than the run that wrote the checkpoint or the entries."""
+        changes: set[str] = set()
+        if checkpoint_state is not None:
+            changes |= self._changed_settings(checkpoint_state["identity"])
+        if self._header is None:
+            return changes
+
+        # The file names its run. Without a checkpoint that names one, too, the weights identify it.
+        changes |= self._changed_settings(self._header.identity)
+        if checkpoint_state is None:
+            if self._header.initial_weights != self.initial_weights:
+                changes.add("the weights that the run began with")
+        elif self._header.run_id != checkpoint_state["run"]:
+            changes.add("the run")
+        return changes
 
     def _changed_settings(self, identity: Mapping[str, Any]) -> set[str]:
         changed = {name for name in self.identity if identity.get(name) != self.identity[name]}

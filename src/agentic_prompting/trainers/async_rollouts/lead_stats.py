@@ -22,8 +22,8 @@ class LeadStats:
         groups_in_flight (`int`): Groups that were started and not used yet.
         trainer_idle (`float`): Share of the time since the last batch that the trainer waited.
         policy_idle (`float`): Share of that time in which the policy sampled nothing.
-        played_anew (`int`): Rollouts of an earlier process whose program runs again, or whose group
-            is lost.
+        played_anew (`int`): Rollouts of an earlier process that are replayed from the start: those
+            of a program, and those of a lost group.
     """
 
     token_ages: Counter[int]
@@ -80,10 +80,15 @@ class IdleClock:
         self._add_elapsed_time()
         self._trainer_waits = trainer_waits
 
-    def add_turns(self, turns: int) -> None:
-        """Record that turns were requested, or arrived (negative)."""
+    def turn_started(self) -> None:
+        """Record that a turn was requested from the policy."""
         self._add_elapsed_time()
-        self._turns_in_progress += turns
+        self._turns_in_progress += 1
+
+    def turn_ended(self) -> None:
+        """Record that a turn arrived, or failed."""
+        self._add_elapsed_time()
+        self._turns_in_progress -= 1
 
     def read_idle_shares(self) -> tuple[float, float]:
         """Return the idle shares of trainer and policy since the last call."""

@@ -261,8 +261,13 @@ class ResumableGRPOTrainer(GRPOTrainer):
                 staged_checkpoint.mkdir(parents=True, exist_ok=True)
                 state_file = STATE_FILE.format(self.accelerator.process_index)
                 torch.save(self._exact_state(), staged_checkpoint / state_file)
+        if not self.args.save_only_model:
+            self._after_checkpoint()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(run_folder / staged_checkpoint.name))
+
+    def _after_checkpoint(self) -> None:
+        """Called on every process when a checkpoint from which a run can be resumed is complete."""
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         # transformers uploads the folder that it saved to, on another thread. So it is uploaded

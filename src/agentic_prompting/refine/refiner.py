@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -222,15 +222,20 @@ class ProRefiner(RefineSettings):
                     results[number] = replace(file.results[key], id=queries[number].id)
         open_numbers = [number for number in range(len(queries)) if number not in results]
 
-        # Refine the others. The generator is consumed one query at a time, as others finish, so a
-        # fatal failure stops it.
-        fatal_failures: list[Failure] = []
-        refinements = (
-            self.arefine(prompt, queries[number]) for number in open_numbers if not fatal_failures
-        )
+        # Refine the others.
+        failure: Failure | None = None
+
+        def start_refinements() -> Iterator[Coroutine[Any, Any, RefinementResult]]:
+            # `in_parallel` asks for the next query as others finish. After a fatal failure there is
+            # none: queries in flight, which are paid for, still end.
+            for number in open_numbers:
+                if failure is not None:
+                    return
+                yield self.arefine(prompt, queries[number])
+
         with (
             show_progress(len(queries), "refined", done=len(results), shown=progress) as bar,
-            closing(in_parallel(refinements, max_in_flight)) as finished,
+            closing(in_parallel(start_refinements(), max_in_flight)) as finished,
         ):
             for position, result in finished:
                 # Results come as they finish: write each one at once, so that an abort loses none.
@@ -238,16 +243,14 @@ class ProRefiner(RefineSettings):
                 results[number] = result
                 if file is not None:
                     file.add(keys[number], result)
-                # The generator above starts no further query.
-                if result.error is not None and result.error.fatal:
-                    fatal_failures.append(result.error)
+                if failure is None and result.error is not None and result.error.fatal:
+                    failure = result.error
                 bar.update()
         self._warn_of_unread_replies(
             [results[number] for number in open_numbers if number in results]
         )
 
-        if fatal_failures:
-            failure = fatal_failures[0]
+        if failure is not None:
             # Queries that were in flight have a result, too: the failure.
             finished_count = sum(result.error is None for result in results.values())
             logger.error(f"stopped after {finished_count} of {len(queries)} queries: {failure}")

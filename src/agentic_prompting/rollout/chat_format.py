@@ -195,29 +195,44 @@ class PlainText:
         if not is_changeable and not self._any_token.search(text):
             return []
 
-        # Cut every special token, and ordinary added tokens outside the run's own texts.
-        trusted_spans = (
-            [(0, len(text))] if keep_ordinary else sorted(self._find_trusted_spans(text))
-        )
+        trusted_spans = list(self._find_trusted_spans(text))
+        if keep_ordinary:
+            trusted_spans = [(0, len(text))]
+        cuts = self._cuts_at_tokens(text, trusted_spans)
+        if is_changeable:
+            cuts |= self._cuts_against_normaliser(text, cuts, trusted_spans)
+        return sorted(cuts)
+
+    def _cuts_at_tokens(self, text: str, trusted_spans: Sequence[tuple[int, int]]) -> set[int]:
+        """Return a cut in every special token, and in every ordinary added token from outside.
+
+        An ordinary added token stays whole if it lies within one of the run's own texts.
+        """
         cuts = {match.start() + 1 for match in self._special_token.finditer(text)}
         for match in self._any_token.finditer(text):
             begin = match.start()
             end = begin + len(match[1])
             if not any(first <= begin and end <= last for first, last in trusted_spans):
                 cuts.add(begin + 1)
-        if not is_changeable:
-            return sorted(cuts)
+        return cuts
 
-        # Cut between all characters of a piece from which the normaliser makes an added token.
-        for begin, end in list(pairwise([0, *sorted(cuts), len(text)])):
+    def _cuts_against_normaliser(
+        self, text: str, cuts: Iterable[int], trusted_spans: Sequence[tuple[int, int]]
+    ) -> set[int]:
+        """Return cuts between all characters of a piece that the normaliser makes a token of.
+
+        Pieces are what the other `cuts` leave. From a piece with a text of the run's own in it an
+        ordinary added token may come, a special one may not.
+        """
+        further_cuts: set[int] = set()
+        for begin, end in pairwise([0, *sorted(cuts), len(text)]):
             if not _CHANGEABLE.search(text, begin, end):
                 continue
-            # Out of the run's own texts ordinary added tokens may come, special ones may not.
             overlaps_trusted = any(first < end and begin < last for first, last in trusted_spans)
             forgeable = self._forgeable_special if overlaps_trusted else self._forgeable
             if not forgeable.isdisjoint(self.encode(text[begin:end])):
-                cuts |= set(range(begin + 1, end))
-        return sorted(cuts)
+                further_cuts |= set(range(begin + 1, end))
+        return further_cuts
 
     def _find_trusted_spans(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield the span of each of the run's own texts in a message.

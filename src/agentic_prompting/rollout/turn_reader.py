@@ -130,10 +130,10 @@ def split_turn(text: str, call_tags: Sequence[str] = ("tool_call",)) -> TurnText
     if thought is not None and reader.is_cut:
         return TurnText(thought, True, "", (), "")
 
-    # Walk over the tags after the thought. The pieces between calls and thoughts become `outside`.
-    visible_start = piece_start = reader.offset
+    # Walk over the tags after the thought, and find the calls and the further thoughts.
+    visible_start = reader.offset
     calls: list[CallText] = []
-    pieces: list[str] = []
+    spans: list[tuple[int, int]] = []  # of calls and thoughts, tags included
     tags = reader.tags
     tag_index = reader.tag_index
     while tag_index < len(tags):
@@ -152,18 +152,24 @@ def split_turn(text: str, call_tags: Sequence[str] = ("tool_call",)) -> TurnText
         elif tag.name == "/think" and thought is None:
             # The chat template opened the thought, so everything in front belongs to it.
             thought = text[: tag.start].strip()
+            visible_start = tag.end
             calls = []
-            pieces = []
-            visible_start = piece_start = tag.end
+            spans = []
 
         # A tag without a partner is text. After a pair, go on after its closing tag.
         if closing is None:
             tag_index += 1
         else:
-            pieces.append(text[piece_start : tag.start])
-            piece_start = tags[closing].end
+            spans.append((tag.start, tags[closing].end))
             tag_index = closing + 1
-    pieces.append(text[piece_start:])
+
+    # The text outside of them.
+    pieces = []
+    position = visible_start
+    for start, end in spans:
+        pieces.append(text[position:start])
+        position = end
+    pieces.append(text[position:])
     return TurnText(thought, False, text[visible_start:], tuple(calls), "".join(pieces))
 
 

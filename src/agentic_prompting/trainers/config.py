@@ -142,6 +142,29 @@ class MultiTurnGRPOConfig(GRPOConfig):
 
     def __post_init__(self):
         # Check the options before TRL looks at anything.
+        self._check_own_options()
+        self._check_vllm_sync()
+
+        # TRL checks its own.
+        self._fit_evaluation_to_groups()
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            self._explain_group_size(error)
+            raise
+        self._check_sampling_options()
+
+        # Check the options by environment, which TRL has parsed if they were JSON.
+        self.limits()
+        for name in ("environment_ratio", "environment_limits"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise ValueError(f"{name} must be a dict by environment, got {value!r}")
+        if self.async_lead:
+            self._check_lead()
+
+    def _check_own_options(self) -> None:
+        """Raise for a value that no run can have, and for one that would be ignored."""
         self.limits()  # raises for a limit below 1
         if not 0 <= self.max_failed_share <= 1:
             raise ValueError(
@@ -160,38 +183,29 @@ class MultiTurnGRPOConfig(GRPOConfig):
                 f"max_tool_calling_iterations={self.max_tool_calling_iterations} belongs to TRL's "
                 "own loop, which this trainer replaces: set max_turns"
             )
-        self._check_vllm_sync()
 
-        # Unless it was set, the batch of evaluations takes whole groups.
+    def _fit_evaluation_to_groups(self) -> None:
+        """Let the batch of evaluations take whole groups, unless its size was set."""
         defaults = {field.name: field.default for field in fields(self)}
         batch_size: int = vars(self)["per_device_eval_batch_size"]
         if batch_size == defaults["per_device_eval_batch_size"]:
             group_size = self.num_generations_eval or self.num_generations
             self.per_device_eval_batch_size: int = math.ceil(batch_size / group_size) * group_size
-        try:
-            super().__post_init__()
-        except ValueError as error:
-            # TRL's message names only `generation_batch_size`, which few users set themselves.
-            if not self.generation_batch_size or not self.steps_per_generation:
-                raise
-            group_size = self.num_generations
-            if group_size < 2 or self.generation_batch_size % group_size == 0:
-                raise
-            raise ValueError(
-                f"the num_generations={group_size} rollouts of a question do not divide "
-                f"{self._name_batch_sizes(group_size)}"
-            ) from error
 
-        self._check_sampling_options()
+    def _explain_group_size(self, error: ValueError) -> None:
+        """Raise a better error if TRL's is about groups that do not divide the batch.
 
-        # Check the options by environment, which TRL has parsed if they were JSON.
-        self.limits()
-        for name in ("environment_ratio", "environment_limits"):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                raise ValueError(f"{name} must be a dict by environment, got {value!r}")
-        if self.async_lead:
-            self._check_lead()
+        TRL's message names only `generation_batch_size`, which few users set themselves.
+        """
+        if not self.generation_batch_size or not self.steps_per_generation:
+            return
+        group_size = self.num_generations
+        if group_size < 2 or self.generation_batch_size % group_size == 0:
+            return
+        raise ValueError(
+            f"the num_generations={group_size} rollouts of a question do not divide "
+            f"{self._name_batch_sizes(group_size)}"
+        ) from error
 
     def _name_batch_sizes(self, rollouts_per_problem: int) -> str:
         """Return the size of the generation batch, the nearest ones that work, and its factors."""

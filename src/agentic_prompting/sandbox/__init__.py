@@ -1,5 +1,7 @@
-"""The embedded default: small worlds of real facts, oracle LLMs over them, and training data for a
-tiny policy.
+"""The scripted demo world behind `--sandbox`: no key, no network. It isolates nothing.
+
+Small worlds of real facts, oracle LLMs over them, and training data for a tiny policy. Programs of
+others are shut in by `harnesses/bubblewrap.py`.
 
 Modules that need torch or trl are not imported here: `.policy`, `.setup`, `.results`. Neither is
 [`OracleServer`]: its module is also a program, and Python warns about programs that their own

@@ -43,7 +43,7 @@ _SAMPLED_TOGETHER = 64  # rollouts in one batch
 
 @dataclass(frozen=True)
 class LibraryRun:
-    """The parts of a run in the library.
+    """A prepared run in the library.
 
     Args:
         base_model (`str`): The model as it was published: a folder or its name on the Hub.
@@ -164,10 +164,83 @@ def _warm_started(
     return folder
 
 
+@dataclass(frozen=True)
+class LibrarySummary:
+    """The result of a run in the library.
+
+    The stages are *before*, the published model; *warm*, the model after its warm start, if it had
+    one; and *after*, the trained model.
+
+    Args:
+        model (`str`): The published model; the name of the folder for one in a folder.
+        questions (`int`): Held-out questions.
+        towns (`int`): Towns that they are about.
+        steps (`int`): Steps of the training.
+        seconds (`float`): Seconds of the whole run.
+        failed_rollouts (`int`): Those of the training and of all stages.
+        asked (`dict[str, Estimate]`): The share of rollouts that asked the library, by stage.
+        exact_match (`dict[str, Estimate]`): The share of right answers, by stage.
+        gain ([`Estimate`]): Exact match of *after* minus *before*, paired over questions.
+        gain_by_rewards ([`Estimate`], *optional*): *After* minus *warm*, if there was a warm start.
+    """
+
+    model: str
+    questions: int
+    towns: int
+    steps: int
+    seconds: float
+    failed_rollouts: int
+    asked: dict[str, Estimate]
+    exact_match: dict[str, Estimate]
+    gain: Estimate
+    gain_by_rewards: Estimate | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary as `summary.json` has it."""
+        summary: dict[str, Any] = {
+            "library": True,
+            "model": self.model,
+            "questions": self.questions,
+            "steps": self.steps,
+            "seconds": round(self.seconds, 1),
+            "failed_rollouts": self.failed_rollouts,
+            "exact_match_difference": [_round(self.gain.mean), *_interval(self.gain)],
+        }
+        if self.gain_by_rewards is not None:
+            estimate = self.gain_by_rewards
+            summary["exact_match_by_rewards"] = [_round(estimate.mean), *_interval(estimate)]
+        for stage, estimate in self.asked.items():
+            summary[f"asked_{stage}"] = _round(estimate.mean)
+            summary[f"asked_interval_{stage}"] = _interval(estimate)
+        # The interval of exact match has the name that all summaries use.
+        for stage, estimate in self.exact_match.items():
+            summary[f"exact_match_{stage}"] = _round(estimate.mean)
+            summary[f"interval_{stage}"] = _interval(estimate)
+        return summary
+
+    def lines(self) -> list[str]:
+        """The summary as lines to read."""
+        lines = []
+        for stage, estimate in self.asked.items():
+            lines.append(f"{'asked':12}{stage:11}{_with_interval(estimate)}")
+        for stage, estimate in self.exact_match.items():
+            lines.append(f"{'exact match':12}{stage:11}{_with_interval(estimate)}")
+        # The gains, question by question: of the whole run, and of the rewards alone.
+        gains = {"gained": self.gain, "by rewards": self.gain_by_rewards}
+        for name, gain in gains.items():
+            if gain is not None:
+                lines.append(
+                    f"{'exact match':12}{name:11}{_with_interval(gain)}, paired over questions"
+                )
+        lines.append(
+            f"{self.questions} questions about {self.towns} towns that training never saw, "
+            f"{self.steps} steps, {self.seconds:.0f} s, {self.failed_rollouts} failed rollouts"
+        )
+        return lines
+
+
 def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[str, Any]:
     """Ask the model the held-out questions before, between and after; print and write the result.
-
-    *Before* is the published model, *warm* the model after its warm start, *after* the trained one.
 
     Writes `summary.json` and `trajectories.json` (one question before and after) to the trainer's `output_dir`.
 
@@ -179,23 +252,55 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
     Returns:
         `dict`: The summary.
     """
-    folder = Path(trainer.args.output_dir)
     began = time.monotonic()
+    rollouts_by_stage = _ask_at_each_stage(run, trainer)
+    seconds += time.monotonic() - began
+    library_summary = _summarize(run, trainer, rollouts_by_stage, seconds)
+    summary = library_summary.to_json()
+
+    # The dialogues of one question.
+    before, after = rollouts_by_stage["before"], rollouts_by_stage["after"]
+    example = _choose_example(before, after)
+    dialogues = {
+        "before": conversation(before[example]),
+        "after": conversation(after[example]),
+    }
+
+    # Write the files first: the model card reads them.
+    folder = Path(trainer.args.output_dir)
+    atomic_write(folder / "trajectories.json", json.dumps(dialogues, indent=2) + "\n")
+    atomic_write(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    trainer.create_model_card()  # again: now with these results
+
+    lines = library_summary.lines()
+    for stage, dialogue in dialogues.items():
+        lines += ["", f"--- {stage} training", *dialogue]
+    heading = f"{library_summary.model} learns to look facts up"
+    print("\n".join(["", heading, "", *lines, "", f"written to {folder}", ""]), flush=True)
+    return summary
+
+
+def _ask_at_each_stage(run: LibraryRun, trainer: Any) -> dict[str, list[Rollout]]:
+    """Ask the model of each stage the same held-out questions."""
+    models = {"before": run.base_model, "warm": run.model, "after": str(trainer.args.output_dir)}
+    if run.model == run.base_model:
+        del models["warm"]
     # Play where the model was trained, and in the precision of the training.
     device = trainer.accelerator.device
     dtype = torch.bfloat16 if trainer.args.bf16 else torch.float32
     rows = list(run.test)
-
-    # The same questions for the model at each time.
     spec = trainer.saved_spec()
-    models = {"before": run.base_model, "warm": run.model, "after": str(folder)}
-    if run.model == run.base_model:
-        del models["warm"]
-    rollouts_by_stage = {
-        when: ask(model, run, rows, spec, dtype, device) for when, model in models.items()
-    }
-    before, after = rollouts_by_stage["before"], rollouts_by_stage["after"]
-    seconds += time.monotonic() - began
+    return {stage: ask(model, run, rows, spec, dtype, device) for stage, model in models.items()}
+
+
+def _summarize(
+    run: LibraryRun, trainer: Any, rollouts_by_stage: dict[str, list[Rollout]], seconds: float
+) -> LibrarySummary:
+    """The result of a run, from the rollouts of each stage."""
+    matches = {stage: _matches(rollouts) for stage, rollouts in rollouts_by_stage.items()}
+    gain_by_rewards = None
+    if "warm" in matches:
+        gain_by_rewards = paired_difference(matches["after"], matches["warm"]).difference
 
     # Failed rollouts: those counted here, and those of training, which logs their share of each batch.
     failed_rollouts = sum(
@@ -206,68 +311,24 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
     failed_shares = [entry.get("rollout/failed", 0.0) for entry in trainer.state.log_history]
     failed_rollouts += round(sum(failed_shares) * trainer.args.generation_batch_size)
 
-    # The gain, question by question: of the whole run, and of the rewards alone.
-    difference = paired_difference(_matches(after), _matches(before)).difference
-    gains = {"gained": difference}
-    if "warm" in rollouts_by_stage:
-        warm = _matches(rollouts_by_stage["warm"])
-        gains["by rewards"] = paired_difference(_matches(after), warm).difference
     # A model in a folder is called by the name of the folder.
     model_name = run.base_model
     if Path(run.base_model).exists():
         model_name = Path(run.base_model).name
-    summary: dict[str, Any] = {
-        "library": True,
-        "model": model_name,
-        "questions": len(rows),
-        "steps": trainer.state.global_step,
-        "seconds": round(seconds, 1),
-        "failed_rollouts": failed_rollouts,
-        "exact_match_difference": _rounded(difference),
-    }
-    if "by rewards" in gains:
-        summary["exact_match_by_rewards"] = _rounded(gains["by rewards"])
-
-    # Both measures at each time. The interval of exact match has the name that all summaries use.
-    lines = []
-    for when, rollouts in rollouts_by_stage.items():
-        estimate = asked_share(rollouts)
-        summary[f"asked_{when}"] = round(estimate.mean, 4)
-        summary[f"asked_interval_{when}"] = _rounded(estimate)[1:]
-        lines.append(f"{'asked':12}{when:11}{_with_interval(estimate)}")
-    for when, rollouts in rollouts_by_stage.items():
-        estimate = exact_match_share(rollouts)
-        summary[f"exact_match_{when}"] = round(estimate.mean, 4)
-        summary[f"interval_{when}"] = _rounded(estimate)[1:]
-        lines.append(f"{'exact match':12}{when:11}{_with_interval(estimate)}")
-    for gain, estimate in gains.items():
-        lines.append(
-            f"{'exact match':12}{gain:11}{_with_interval(estimate)}, paired over questions"
-        )
-    # The size of the run.
-    towns = {row["subject"] for row in rows}
-    lines.append(
-        f"{len(rows)} questions about {len(towns)} towns that training never saw, "
-        f"{summary['steps']} steps, {seconds:.0f} s, {failed_rollouts} failed rollouts"
+    return LibrarySummary(
+        model=model_name,
+        questions=len(run.test),
+        towns=len(set(run.test["subject"])),
+        steps=trainer.state.global_step,
+        seconds=seconds,
+        failed_rollouts=failed_rollouts,
+        asked={stage: asked_share(rollouts) for stage, rollouts in rollouts_by_stage.items()},
+        exact_match={
+            stage: exact_match_share(rollouts) for stage, rollouts in rollouts_by_stage.items()
+        },
+        gain=paired_difference(matches["after"], matches["before"]).difference,
+        gain_by_rewards=gain_by_rewards,
     )
-
-    # The dialogues of one question.
-    example = _choose_example(before, after)
-    dialogues = {
-        "before": conversation(before[example]),
-        "after": conversation(after[example]),
-    }
-    for when, dialogue in dialogues.items():
-        lines += ["", f"--- {when} training", *dialogue]
-
-    # Write the files first: the model card reads them.
-    atomic_write(folder / "trajectories.json", json.dumps(dialogues, indent=2) + "\n")
-    atomic_write(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-    trainer.create_model_card()  # again: now with these results
-
-    heading = f"{model_name} learns to look facts up"
-    print("\n".join(["", heading, "", *lines, "", f"written to {folder}", ""]), flush=True)
-    return summary
 
 
 def ask(
@@ -324,8 +385,12 @@ def _choose_example(before: Sequence[Rollout], after: Sequence[Rollout]) -> int:
     return random.Random(0).choice(learned or range(len(after)))
 
 
-def _rounded(estimate: Estimate) -> list[float]:
-    return [round(number, 4) for number in (estimate.mean, estimate.low, estimate.high)]
+def _interval(estimate: Estimate) -> list[float]:
+    return [_round(estimate.low), _round(estimate.high)]
+
+
+def _round(number: float) -> float:
+    return round(number, 4)
 
 
 def _with_interval(estimate: Estimate) -> str:

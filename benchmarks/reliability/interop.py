@@ -41,6 +41,7 @@ from agentic_prompting import (
     PromptR1Trainer,
 )
 from agentic_prompting.interop import (
+    NOT_GIVEN,
     MCPTools,
     OpenEnv,
     ToolEnvironment,
@@ -171,7 +172,7 @@ def functions() -> tuple[bool, bool, bool]:
 
 
 def trl_tools() -> tuple[bool, bool, bool]:
-    return played(resolve_environment(..., [ask], None)[0])
+    return played(resolve_environment(NOT_GIVEN, [ask], None)[0])
 
 
 def tools_and_llm() -> tuple[bool, bool, bool]:

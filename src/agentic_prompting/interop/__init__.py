@@ -6,8 +6,7 @@ in other frameworks: `interop.dspy`, `interop.gepa`.
 """
 
 from collections.abc import Callable
-from types import EllipsisType
-from typing import Any
+from typing import Any, Final
 
 from ..environments import as_environment
 from ..rollout import Environment
@@ -19,6 +18,7 @@ from .trl import RewardFunction, TRLEnvironment
 from .user import Dialogue, UserSimulator
 
 __all__ = [
+    "NOT_GIVEN",
     "Dialogue",
     "MCPTools",
     "OpenEnv",
@@ -32,8 +32,19 @@ __all__ = [
 ]
 
 
+class NotGiven:
+    """The type of [`NOT_GIVEN`]."""
+
+    def __repr__(self) -> str:
+        return "NOT_GIVEN"
+
+
+NOT_GIVEN: Final = NotGiven()
+"""The default of an argument for which `None` is a value of its own."""
+
+
 def resolve_environment(
-    environment: Environment | Callable[..., Any] | EllipsisType | None,
+    environment: Environment | Callable[..., Any] | NotGiven | None,
     tools: Tools | None,
     factory: Callable[[], Any] | None,
 ) -> tuple[Environment | None, list[RewardFunction]]:
@@ -41,7 +52,7 @@ def resolve_environment(
 
     Args:
         environment ([`Environment`] or `Callable`): An environment, a function that is one, or
-            `None` for an agent without environment; `...` if the caller passed none.
+            `None` for an agent without environment; [`NOT_GIVEN`] if the caller passed none.
         tools (`Sequence`, *optional*): Tools, as for [`ToolEnvironment`].
         factory (`Callable`, *optional*): Creates an instance for each episode, as for
             [`TRLEnvironment`].
@@ -50,7 +61,7 @@ def resolve_environment(
         `TypeError`: None of them is passed, or more than one; or it is of the wrong type.
     """
     # Exactly one of the three says what the environment is.
-    has_environment = environment is not ...
+    has_environment = environment is not NOT_GIVEN
     has_tools_only = bool(tools) and factory is None
     has_factory = factory is not None
     if [has_environment, has_tools_only, has_factory].count(True) != 1:

@@ -41,6 +41,7 @@ from ..evolution import (
 )
 from ..evolution.generation import POPULATION_FILE, PROMPT_FILE
 from ..evolution.population import member_id
+from ..interop import NOT_GIVEN
 from ..llm import ChatModel, LLMError
 from ..records import atomic_write
 from ..rollout import AgentSpec, ChatFormat, Environment, Rollout, transcript
@@ -109,7 +110,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         if environment is None and (kwargs.get("tools") or kwargs.get("environment_factory")):
             # With tools or a factory, `None` would say that there is no environment: leave it
             # unset.
-            environment = ...
+            environment = NOT_GIVEN
         if args.eval_all and eval_dataset is None:
             raise ValueError(
                 "eval_all=True needs an eval_dataset, on which every rated prompt is evaluated"

@@ -34,7 +34,7 @@ from trl import GRPOConfig
 
 from ..data import as_dataset
 from ..evolution import Population
-from ..interop import resolve_environment
+from ..interop import NOT_GIVEN, resolve_environment
 from ..llm import ChatModel, spans, start_traces
 from ..local import context_length
 from ..rollout import (
@@ -169,7 +169,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
     method = "multi-turn GRPO"  # for model cards
     _config: type[MultiTurnGRPOConfig] = MultiTurnGRPOConfig
     _default_output = "trainer_output"
-    # E-SPL's; the trackers' tables and the model card show them.
+    # Set by `ESPLTrainer`; shown in tracker tables and the model card.
     population: Population | None = None
     reference: ChatModel | None = None
     # Attributes of TRL's trainer.
@@ -186,7 +186,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         *,
-        environment: Any = ...,
+        environment: Any = NOT_GIVEN,
         tools: Sequence[Any] | None = None,
         environment_factory: Callable[[], Any] | None = None,
         prompt_template: str | Mapping[str, str] | None = None,
@@ -203,7 +203,8 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         if args.traces:
             start_traces(args.trace_content)
 
-        # Check the arguments before the model is loaded.
+        # The order matters: a mistake is refused before the output folder is claimed, the folder is
+        # claimed before anything is spent, and all of that comes before the model is loaded.
         environment, environment_rewards = resolve_environment(
             environment, tools, environment_factory
         )
@@ -272,7 +273,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
                 rollout_func=lambda prompts, trainer: trainer._batch_for_trl(),
                 **kwargs,
             )
-        self._create_parts(environment, describe_prompt(self.spec, origin, train_dataset))
+        self._create_components(environment, describe_prompt(self.spec, origin, train_dataset))
 
     @classmethod
     def _check_args(cls, args: GRPOConfig | None) -> Any:
@@ -287,15 +288,16 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             )
         return args
 
-    def _create_parts(self, environment: Environment | None, prompt_description: str) -> None:
-        """Create the parts that the hooks below use, now that the model is loaded."""
+    def _create_components(self, environment: Environment | None, prompt_description: str) -> None:
+        """Create the components that the hooks below use, now that the model is loaded."""
         # Identifies this start of the run in the records of all processes. Starts are ordered by
         # time: the report reads a later one in the same folder as a continuation.
         (run_id,) = broadcast_object_list([int(time.time())])
 
-        # TRL computes the loss by these two attributes of its own.
+        # How rollouts become rows decides by which of its losses TRL computes ours.
         self.row_layout = self._create_row_layout(environment)
         self.loss_type = self.row_layout.trl_loss_type
+        # TRL's group: this many rollouts share a baseline.
         self.num_generations = self.rollouts_per_group()
 
         # Check the model.
@@ -328,15 +330,15 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         )
         self.monitor = self._create_monitor(rollout_log, run_id, prompt_description)
 
-        # The parts whose state checkpoints keep, by the names that their files have for them.
+        # The components whose state checkpoints keep, by the names that their files have for them.
         # "observer" and "pushed" are old names, which old checkpoints have too.
-        self.stateful_parts["observer"] = self.monitor
+        self.stateful_components["observer"] = self.monitor
         if environment is not None:
-            self.stateful_parts["environment"] = environment
+            self.stateful_components["environment"] = environment
         if backend.weight_sync is not None:
-            self.stateful_parts["pushed"] = backend.weight_sync
+            self.stateful_components["pushed"] = backend.weight_sync
 
-        # The current batch, while TRL calls the hooks below.
+        # The current batch; see `_processing`.
         self._batch: Batch | None = None
         self._eval_batches = 0
         self._add_progress_callbacks(rollout_log, run_id)
@@ -359,7 +361,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         )
 
     def _create_player(self, backend: Backend, environment: Environment | None) -> RolloutPlayer:
-        """Return the part that plays the rollouts of a batch."""
+        """Return the component that plays the rollouts of a batch."""
         # The back end and the model may each limit the context: the lower limit holds.
         context_limits = [backend.max_context, context_length(self.model)]
         max_context = min((limit for limit in context_limits if limit), default=None)
@@ -377,7 +379,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
     def _create_monitor(
         self, rollout_log: RolloutLog, run_id: int, prompt_description: str
     ) -> BatchMonitor:
-        """Return the part that measures and records the rollouts of a batch."""
+        """Return the component that measures and records the rollouts of a batch."""
         args = self.args
         return BatchMonitor(
             log=rollout_log,
@@ -444,10 +446,9 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
 
         # TRL gets tokens from `_batch_for_trl` and rewards from `_calculate_rewards` below, and
         # computes the advantages.
-        self._batch = batch
-        with compute_importance_ratio(self) if batch.off_policy else nullcontext():
+        importance_ratio = compute_importance_ratio(self) if batch.off_policy else nullcontext()
+        with self._processing(batch), importance_ratio:
             scored = super()._generate_and_score_completions(batch.rows)
-        self._batch = None
 
         # Check the sampler's log-probabilities against the trainer's. With importance correction TRL
         # has already compared the two. Otherwise `_compute_loss_of_rows` does, and needs the
@@ -462,6 +463,18 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
                 self.monitor.check_logprob_difference(differences[-1])
 
         return self.row_layout.weigh_rows(scored, batch.rollout_indices)
+
+    @contextmanager
+    def _processing(self, batch: Batch) -> Iterator[None]:
+        """Within this context the hooks that TRL calls find the batch in `_batch`.
+
+        Why: TRL passes them rows and tokens only.
+        """
+        self._batch = batch
+        try:
+            yield
+        finally:
+            self._batch = None
 
     def _next_position(self) -> BatchPosition:
         """Return the position of the next batch in the run."""
@@ -708,6 +721,11 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             components[name] = judge
         return components
 
+    # Three numbers of rollouts, which are equal unless a row is played under several prompts (E-SPL):
+    # - `args.num_generations`: those of a row under one prompt;
+    # - `rollouts_per_group()`, TRL's attribute `num_generations`: those that share a baseline;
+    # - `rollouts_per_row()`: all of a row in a batch.
+
     def rollouts_per_group(self) -> int:
         """Return the number of rollouts that share a baseline."""
         return self.args.num_generations
@@ -717,7 +735,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         return self.prompts.rollouts_per_row
 
     def _create_prompts(self) -> Prompts:
-        """Return the part that renders the rows of a batch."""
+        """Return the component that renders the rows of a batch."""
         return RowPrompts(self.spec, self.num_generations)
 
     def _before_batch(self) -> None:
@@ -821,14 +839,14 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         )
         self.batch_source = async_source
         # Checkpoints keep the groups in flight, under a name that old checkpoints have too.
-        self.stateful_parts["ahead"] = async_source
+        self.stateful_components["ahead"] = async_source
         try:
             with async_source.finish_requests_on_exit():
                 yield
         finally:
             # The rollouts ahead end with training; later batches are played on demand.
             self.batch_source = self.on_policy_source
-            del self.stateful_parts["ahead"]
+            del self.stateful_components["ahead"]
 
     def evaluate(
         self,

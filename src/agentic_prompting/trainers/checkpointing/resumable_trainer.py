@@ -3,7 +3,7 @@
 **Resume.** A resumed run equals the uninterrupted one, bit for bit. transformers' checkpoint has
 weights, optimizer, schedule and random states. GRPO needs more, which is saved here, in one file
 per process: the position in a block of micro-batches that reuse rollouts, the rest of that block,
-metrics and losses that are not logged yet, and the states of the trainer's parts. The order of the
+metrics and losses that are not logged yet, and the states of the trainer's components. The order of the
 rows is a function of seed and epoch.
 
 **Skipped steps.** If the environment is down for a whole step, every rollout of it fails, and all
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
-    """A part of a trainer whose state belongs in a checkpoint."""
+    """A component of a trainer whose state belongs in a checkpoint."""
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return plain data and tensors; `None` if there is nothing to keep."""
@@ -87,8 +87,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
     checkpoints are partitioned for a number of processes.
 
     Attributes:
-        stateful_parts (`dict[str, Stateful]`): The parts whose state a checkpoint keeps, by name,
-            one file per process. A part is registered here before `train` begins.
+        stateful_components (`dict[str, Stateful]`): The components whose state a checkpoint
+            keeps, by name, one file per process. A component is registered here before `train` begins.
         staging ([`CheckpointStaging`]): Where a checkpoint is being saved.
         locks_folder (`bool`): Whether `train` locks the output folder. A program that holds the
             lock for longer sets it to `False`.
@@ -110,7 +110,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         check_trl()
-        self.stateful_parts: dict[str, Stateful] = {}
+        self.stateful_components: dict[str, Stateful] = {}
         self.staging = CheckpointStaging()
         super().__init__(*args, **kwargs)
         skip_backward_of_constants(self.accelerator)
@@ -230,12 +230,12 @@ class ResumableGRPOTrainer(GRPOTrainer):
             )
 
     def _check_states(self) -> None:
-        """Raise if the state of a part is not plain data: no checkpoint with it could be read."""
+        """Raise if the state of a component is not plain data: no checkpoint with it could be read."""
         # Write and read each state as a checkpoint would.
-        for name, part in self.stateful_parts.items():
+        for name, component in self.stateful_components.items():
             file = io.BytesIO()
             try:
-                torch.save(part.state_dict(), file)
+                torch.save(component.state_dict(), file)
                 file.seek(0)
                 torch.load(file, weights_only=True)
             except Exception as error:  # its type depends on what is in the state
@@ -288,7 +288,9 @@ class ResumableGRPOTrainer(GRPOTrainer):
             "metrics": loop_state.metrics,
             "loss": float(loop_state.loss),
             "last_logged": self._globalstep_last_logged,
-            "own": {name: part.state_dict() for name, part in self.stateful_parts.items()},
+            "own": {
+                name: component.state_dict() for name, component in self.stateful_components.items()
+            },
         }
 
     # --- resuming ------------------------------------------------------------------------------
@@ -310,7 +312,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
         Ctrl-C ends training after the current step, with a checkpoint: [`checkpoint_on_interrupt`].
 
         Raises:
-            `ValueError`: If there are too few rows for a single step; if the state of a part, such
+            `ValueError`: If there are too few rows for a single step; if the state of a component, such
                 as the environment, is not plain data; if another run trains in `output_dir`, or has
                 trained there and is not resumed; if the requested checkpoint is damaged; if a
                 DeepSpeed checkpoint is of another number of processes. The message says what to do.
@@ -398,11 +400,11 @@ class ResumableGRPOTrainer(GRPOTrainer):
         self._tr_loss += state["loss"]
         self._globalstep_last_logged = state["last_logged"]
 
-        # The parts of the trainer.
-        for name, part in self.stateful_parts.items():
-            part_state = state["own"].get(name)
-            if part_state is not None:
-                part.load_state_dict(part_state)
+        # The components of the trainer.
+        for name, component in self.stateful_components.items():
+            component_state = state["own"].get(name)
+            if component_state is not None:
+                component.load_state_dict(component_state)
 
     def _read_exact_state(self, checkpoint: str | None) -> dict[str, Any] | None:
         """Return the state of this process, or of the first one if there is none for this one."""

@@ -153,6 +153,7 @@ def test_rollouts_outlive_a_mistake_in_a_reward(tiny_policy, rows, tmp_path):
     source, kept = caught.value.__notes__
     assert "the reward function" in source and "broken (" in source and "KeyError" in source
     assert source.count("test_user_errors.py:") == 2 and "rollouts" in kept
+    assert trainer._batch is None, "no later hook takes the failed batch for its own"
     records = list(read_rollouts(tmp_path / "rollouts"))
     assert len(records) == 4
     for record in records:

@@ -46,7 +46,7 @@ class Environment:
             limits of their own.
         repeatable_reset (`bool`): Whether `reset` depends only on its row. A resumed run with
             `async_lead` then calls it again and continues the episodes in flight, instead of
-            playing them anew.
+            replaying them from the start.
         play_episode (`Callable`, *optional*): An environment that plays whole episodes has this
             `async` method, with the arguments `(rollout, policy, chat_format, limits)`; `step` is
             then never called. Ask [`Environment.plays_whole_episodes`] whether one does.

@@ -27,7 +27,7 @@ from agentic_prompting.evaluation.headroom import (
     rows_needed,
     share_of_differing_groups,
 )
-from agentic_prompting.evaluation.scoring import Estimate, wilson_interval
+from agentic_prompting.evaluation.intervals import Estimate, wilson_interval
 
 BINARY = st.sampled_from([0.0, 1.0])
 MISSING = float("nan")

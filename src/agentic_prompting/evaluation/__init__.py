@@ -1,4 +1,4 @@
-"""Evaluation: metrics, systems to compare, the harness that runs them, and intervals for all numbers.
+"""Evaluation: metrics, systems to compare, `evaluate_agent`, which asks them, and intervals for all numbers.
 
 The papers' tables, and the optimisers that they compare with, are reproduced with it in
 `benchmarks/paper_tables/`.
@@ -12,6 +12,14 @@ from .harness import (
     evaluate_agent,
     load_evaluation_task,
 )
+from .intervals import (
+    Estimate,
+    PairedDifference,
+    bootstrap_interval,
+    mcnemar,
+    paired_difference,
+    wilson_interval,
+)
 from .metrics import METRIC_PATH, METRICS, find_metrics, load_encoder, semantic_similarity
 from .pool_systems import (
     BestOfSystem,
@@ -23,17 +31,7 @@ from .pool_systems import (
     baselines_of_pool,
 )
 from .repeats import pass_at_k
-from .scoring import (
-    Estimate,
-    PairedDifference,
-    Result,
-    bootstrap_interval,
-    format_scores,
-    mcnemar,
-    paired_difference,
-    score_records,
-    wilson_interval,
-)
+from .scoring import Result, format_scores, score_records
 from .systems import (
     AgentSystem,
     Answer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..evolution import Member
 from ..llm.numbers import count_in_words
-from .scoring import PairedDifference, paired_difference
+from .intervals import PairedDifference, paired_difference
 
 
 def measure_held_out_gain(first: Member, best: Member) -> PairedDifference | None:

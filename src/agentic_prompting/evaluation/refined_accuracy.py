@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..refine import RefinementResult
-from .scoring import Estimate, estimate_mean, paired_difference
+from .intervals import Estimate, estimate_mean, paired_difference
 
 
 def measure_accuracy(

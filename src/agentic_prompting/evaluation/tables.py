@@ -13,8 +13,9 @@ from types import MappingProxyType
 
 from ..records import atomic_write
 from .harness import Evaluation, read_records
+from .intervals import Estimate, PairedDifference, paired_difference
 from .metrics import Encoder, Metric, find_metrics
-from .scoring import Estimate, PairedDifference, Result, paired_difference, summarise
+from .scoring import Result, summarise
 
 _SUMMARY = "run.json"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..evaluation.scoring import Estimate, bootstrap_interval, paired_difference
+from ..evaluation import Estimate, bootstrap_interval, paired_difference
 from ..llm import run as run_on_loop
 from ..llm.guard import call_guarded, place_of
 from ..llm.numbers import finite_float

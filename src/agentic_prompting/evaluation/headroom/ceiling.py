@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..scoring import Estimate
+from ..intervals import Estimate
 from .group_signal import mean_over_rows
 from .prompts import TooFewScores, paired_gain
 

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, variance
 
+from ..intervals import Estimate, wilson_interval
 from ..repeats import RIGHT, pass_at_k
-from ..scoring import Estimate, wilson_interval
 from .prompts import LEVEL, Verdict, t_quantile
 
 LEAST_SHARE = 0.1

@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from ...llm.numbers import count_in_words
-from ..scoring import Estimate
+from ..intervals import Estimate
 
 Verdict = Literal["worth it", "not worth it", "cannot tell"]
 # (rows, prompts) of scores, the start prompt first; NaN for a missing score.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from numpy.typing import ArrayLike
 
 from ...llm.numbers import count_in_words
+from ..intervals import Estimate
 from ..repeats import RIGHT
-from ..scoring import Estimate
 from .prompts import Verdict, complete_rows, decide, paired_gain, rows_needed
 
 

@@ -13,7 +13,7 @@ from ...llm.numbers import count_in_words
 from ...llm.types import cost_in_words
 from ...records import atomic_write
 from ..headroom_file import HEADROOM_FILE, HeadroomFigures
-from ..scoring import Estimate
+from ..intervals import Estimate
 from .ceiling import Ceiling
 from .group_signal import GroupSignal
 from .prompts import PromptHeadroom, Verdict

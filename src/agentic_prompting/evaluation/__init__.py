@@ -5,7 +5,7 @@ The papers' tables, and the optimisers that they compare with, are reproduced wi
 """
 
 from ..rewards import read_answer
-from .harness import (
+from .evaluate_agent import (
     Evaluation,
     EvaluationStopped,
     EvaluationTask,

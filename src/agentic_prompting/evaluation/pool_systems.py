@@ -19,7 +19,7 @@ from ..environments.worker import WorkerReply, as_worker
 from ..environments.workers import quote
 from ..rewards import exact_match, normalize_answer, read_answer
 from ..rollout import Rollout, rollout_seed
-from .harness import Evaluation
+from .evaluate_agent import Evaluation
 from .metrics import ItemScore
 from .systems import Answer, Row, System, answer_of_replies, worth_of
 

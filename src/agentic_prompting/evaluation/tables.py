@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ..records import atomic_write
-from .harness import Evaluation, read_records
+from .evaluate_agent import Evaluation, read_records
 from .intervals import Estimate, PairedDifference, paired_difference
 from .metrics import Encoder, Metric, find_metrics
 from .scoring import Result, summarise

@@ -1,4 +1,4 @@
-"""The harness on scripted models: what is asked, what is saved, what is counted, and how a killed run goes on."""
+"""`evaluate_agent` on scripted models: what is asked, what is saved, what is counted, and how a killed run goes on."""
 
 import asyncio
 import json

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentic_prompting.evaluation import Estimate, Evaluation, find_metrics, score_records
+from agentic_prompting.evaluation.answer_records import row_index_of
 from agentic_prompting.evolution.lineage import LINES, figure_class
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def write_case(evaluation: Evaluation, system: str, path: Path) -> Path:
     # By question: the number of each system's record.
     cases: dict[tuple[str, int], dict[str, int]] = {}
     for number, record in enumerate(records):
-        cases.setdefault((record["task"], record["place"]), {})[record["system"]] = number
+        cases.setdefault((record["task"], row_index_of(record)), {})[record["system"]] = number
 
     def worth(case: Mapping[str, int]) -> tuple[float, float]:
         matches = {name: scores["exact_match"][number] or 0.0 for name, number in case.items()}

@@ -5,13 +5,8 @@ The papers' tables, and the optimisers that they compare with, are reproduced wi
 """
 
 from ..rewards import read_answer
-from .evaluate_agent import (
-    Evaluation,
-    EvaluationStopped,
-    EvaluationTask,
-    evaluate_agent,
-    load_evaluation_task,
-)
+from .evaluate_agent import Evaluation, EvaluationStopped, evaluate_agent
+from .evaluation_tasks import EvaluationTask, load_evaluation_task
 from .intervals import (
     Estimate,
     PairedDifference,

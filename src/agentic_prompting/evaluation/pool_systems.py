@@ -19,6 +19,7 @@ from ..environments.worker import WorkerReply, as_worker
 from ..environments.workers import quote
 from ..rewards import exact_match, normalize_answer, read_answer
 from ..rollout import Rollout, rollout_seed
+from .answer_records import is_answered
 from .evaluate_agent import Evaluation
 from .metrics import ItemScore
 from .systems import Answer, Row, System, answer_of_replies, worth_of
@@ -346,7 +347,7 @@ def _measure(evaluation: Evaluation, system: str) -> dict[str, float]:
     records = [
         record
         for record in evaluation.records
-        if record["system"] == system and record.get("error") is None
+        if record["system"] == system and is_answered(record)
     ]
     dollars = [worth_of(record) for record in records]
     calls = [record.get("calls") or 0 for record in records]

@@ -14,6 +14,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from ..rewards import normalize_answer
+from .answer_records import row_index_of
 
 RIGHT = 1.0 - 1e-6
 """The lowest score of a right answer.
@@ -99,12 +100,9 @@ def repeat_values(
 
     Returns:
         `dict[str, dict[int, float]]`: For k runs `pass@1` to `pass@k`; `majority@k`, the score of
-            the most
-        frequent answer (answers are equal if [`normalize_answer`] makes them so; of several answers
-            that
-        are equally frequent, their mean score); and `spread`, the standard deviation of a
-            question's scores
-        (of two or more). Empty for a single run.
+            the most frequent answer (answers are equal if [`normalize_answer`] makes them so; of
+            several answers that are equally frequent, their mean score); and `spread`, the standard
+            deviation of a question's scores (of two or more). Empty for a single run.
     """
     n_runs = len({record["run"] for record in records})
     if n_runs < 2:
@@ -115,8 +113,9 @@ def repeat_values(
     scores_by_question: dict[int, list[float]] = defaultdict(list)
     for record, score in zip(records, scores, strict=True):
         if score is not None:
-            answers_by_question[record["place"]].append(record.get("answer"))
-            scores_by_question[record["place"]].append(score)
+            row_index = row_index_of(record)
+            answers_by_question[row_index].append(record.get("answer"))
+            scores_by_question[row_index].append(score)
     questions = sorted(scores_by_question)
 
     # The names in the order of the table's columns.

@@ -17,6 +17,7 @@ from ..llm.guard import call_guarded, describe
 from ..rewards import PromptR1Reward
 from ..rollout import Rollout
 from ..rollout.environment import same_columns
+from .answer_records import is_answered, row_index_of
 from .intervals import Estimate, estimate_mean
 from .metrics import BINARY, EvaluateScore, Score, judged
 from .repeats import repeat_values
@@ -83,9 +84,9 @@ def score_records(
         metric_scores: list[float | None] = []
         indices: list[int] = []
         for index, record in enumerate(records):
-            is_answered = _is_answered(record)
-            metric_scores.append(0.0 if is_answered else None)
-            if is_answered and (scores_empty_text or record.get("answer") is not None):
+            has_answered = is_answered(record)
+            metric_scores.append(0.0 if has_answered else None)
+            if has_answered and (scores_empty_text or record.get("answer") is not None):
                 indices.append(index)
 
         # Score the remaining answers together.
@@ -192,7 +193,7 @@ def format_scores(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
     for record in records:
         # Only an agent's trajectory has turns, and only an answered record has a score.
         turns = _turns_of(record)
-        if not _is_answered(record) or not turns or _is_of_program(record):
+        if not is_answered(record) or not turns or _is_of_program(record):
             scores.append(None)
             continue
         texts = [turn["text"] for turn in turns]
@@ -223,7 +224,7 @@ def summarise(
             scores[name] = metric_scores
 
     # Failed answers count, but are part of no mean.
-    answered = [record for record in records if _is_answered(record)]
+    answered = [record for record in records if is_answered(record)]
     failed = len(records) - len(answered)
 
     # For each metric: means per question, their estimate, and statistics of several runs.
@@ -273,7 +274,7 @@ def _mean_per_question(
     scores_by_question: dict[int, list[float]] = defaultdict(list)
     for record, score in zip(records, scores, strict=True):
         if score is not None:
-            scores_by_question[record["place"]].append(score)
+            scores_by_question[row_index_of(record)].append(score)
     means = {}
     for question in sorted(scores_by_question):
         question_scores = scores_by_question[question]
@@ -292,10 +293,6 @@ def _estimate_repeats(
         if estimate is not None:
             estimates[name] = estimate
     return estimates
-
-
-def _is_answered(record: Mapping[str, Any]) -> bool:
-    return record.get("error") is None
 
 
 def _text_to_score(record: Mapping[str, Any], read_whole: bool) -> str:
@@ -322,6 +319,6 @@ def _is_of_program(record: Mapping[str, Any]) -> bool:
 def _iterations_of(record: Mapping[str, Any]) -> float | None:
     """Refinement steps of an answered question (ProRefine, Figure 4)."""
     trajectory = record.get("trajectory")
-    if not _is_answered(record) or not isinstance(trajectory, Mapping):
+    if not is_answered(record) or not isinstance(trajectory, Mapping):
         return None
     return trajectory.get("steps")

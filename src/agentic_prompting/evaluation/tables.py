@@ -12,7 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ..records import atomic_write
-from .evaluate_agent import Evaluation, read_records
+from .answer_records import read_records, row_index_of
+from .evaluate_agent import Evaluation
 from .intervals import Estimate, PairedDifference, paired_difference
 from .metrics import Encoder, Metric, find_metrics
 from .scoring import Result, summarise
@@ -145,13 +146,16 @@ def compare_runs(
         `ValueError`: If the evaluations share nothing, or asked different questions.
     """
     # Results are paired by the question's index: it must be the same question in both.
-    questions = {(record["task"], record["place"]): record["question"] for record in first.records}
+    questions: dict[tuple[str, int], str] = {}
+    for record in first.records:
+        questions[record["task"], row_index_of(record)] = record["question"]
     for record in second.records:
-        question = questions.get((record["task"], record["place"]), record["question"])
+        row_index = row_index_of(record)
+        question = questions.get((record["task"], row_index), record["question"])
         if question != record["question"]:
             raise ValueError(
-                f"the runs asked different questions of {record['task']} (place "
-                f"{record['place']}): nothing is paired. Give both the same n and seed"
+                f"the runs asked different questions of {record['task']} (question {row_index} "
+                "differs): nothing is paired. Give both the same n and seed"
             )
 
     # Pair the results of a system on a task. What only one of the runs has is left out.

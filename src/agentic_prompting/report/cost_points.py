@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from ..evaluation import Evaluation, bootstrap_interval
+from ..evaluation.answer_records import row_index_of
 from ..evaluation.systems import worth_of
 from ..records import Record
 from .evaluation_summary import first_scores
@@ -103,7 +104,7 @@ def _with_front(point: CostPoint, points: Iterable[CostPoint]) -> CostPoint:
 def _evaluation_answers(evaluation: Evaluation, prefix: str) -> list[ScoredAnswer]:
     answers = []
     for record, score in zip(evaluation.records, first_scores(evaluation), strict=True):
-        question = (record["task"], record["place"])
+        question = (record["task"], row_index_of(record))
         answers.append(ScoredAnswer(prefix + record["system"], question, worth_of(record), score))
     return answers
 

@@ -19,6 +19,7 @@ from ..evaluation import (
     repeats_table,
     results_table,
 )
+from ..evaluation.answer_records import row_index_of
 from ..evaluation.held_out_gain import describe_held_out_gain
 from ..evolution import Lineage
 from ..evolution.lineage import LINES, Node
@@ -246,7 +247,7 @@ def _evaluation_blocks(
         "system": [record["system"] for record in records],
         "task": [record["task"] for record in records],
         "run": [record["run"] for record in records],
-        "place": [record["place"] for record in records],
+        "place": [row_index_of(record) for record in records],
         "title": [str(record["question"])[:TITLE_LENGTH] for record in records],
         "match": first_scores(evaluation),
     }

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from support.misbehaving import MisbehavingServer
 from support.servers import Answer, LoopbackServer, unused_url
 
 SECONDS = 15  # an endpoint that has never answered is not waited for longer
@@ -95,6 +96,13 @@ def test_a_server_without_a_list_of_models_is_asked(run, sums, tmp_path):
         urls = {"policy": server.base_url, "reference": server.base_url}
         words = [f"--dataset={sums}", f"--output-dir={tmp_path / 'out'}", *options(**urls)]
         status, _, err = run("headroom", *words, "--tried=4", "--calls=64")
+    assert status == 0 and server.requests, err
+
+
+def test_a_server_that_knows_chats_alone_is_asked(run, sums, tmp_path):
+    with MisbehavingServer(say=lambda request: "<answer>1</answer>") as server:  # no GET
+        words = [f"--dataset={sums}", f"--output-dir={tmp_path / 'out'}", "--calls=64"]
+        status, _, err = run("headroom", *words, *options(environment=server.base_url))
     assert status == 0 and server.requests, err
 
 

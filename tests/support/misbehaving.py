@@ -403,6 +403,9 @@ class MisbehavingServer:
 
     async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        # It knows chat completions alone, and hangs up on any other request.
+        if not head[0].startswith("POST "):
+            return False
         headers = {}
         for line in head:
             name, _, value = line.partition(":")

@@ -206,8 +206,10 @@ class Http:
             return f"no answer within {_FIRST_ANSWER_SECONDS:g} s"
         except aiohttp.InvalidURL:
             return "base_url=, or the proxy that the environment names, is not an address"
-        except (aiohttp.ClientError, OSError) as error:
-            return _connection_error_reason(error)
+        except (aiohttp.ClientConnectorError, aiohttp.ClientResponseError) as error:
+            return _connection_error_reason(error)  # no connection, or an answer that is not HTTP
+        except (aiohttp.ClientError, OSError):
+            return None  # a server that hangs up may know chat completions alone
         finally:
             warning.cancel()
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from agentic_prompting.cli.terminal import show_progress
 from agentic_prompting.data import hold_out, is_user_data, load_task
 from agentic_prompting.evaluation import (
     Comparison,
@@ -98,9 +99,11 @@ def run_table(
         cache = ReplayCache(folder / "replies.sqlite")
         stack.callback(cache.close)
         if sandbox:
-            tasks, lessons, models = _sandbox_parts(config, run)
+            with show_progress("preparing the questions and models of the sandbox"):
+                tasks, lessons, models = _sandbox_parts(config, run)
         else:
-            tasks, lessons, models = _real_parts(config, cache, stack)
+            with show_progress("loading the questions"):
+                tasks, lessons, models = _real_parts(config, cache, stack)
         _check_calls(config, lessons)
         budget = Budget(config.budget_usd, config.budget_tokens, folder / "spending.sqlite")
         charge(budget, **{name: chat for name, (chat, _) in models.items()})
@@ -162,7 +165,8 @@ def _evaluated(
             if (system.name, task.name) in run.not_asked:
                 continue
             try:
-                answering = shop.make(system, task, lessons[task.name])
+                with show_progress(f"preparing {system.name} for {task.name}"):
+                    answering = shop.make(system, task, lessons[task.name])
             except Unavailable as error:
                 if system.name not in run.skipped:
                     logger.warning("%s is left out: %s", system.name, error)
@@ -170,16 +174,19 @@ def _evaluated(
                 continue
             if (system.name, task.name) in shop.notes:
                 run.notes[system.name, task.name] = shop.notes[system.name, task.name]
-            part = evaluate_agent(
-                {system.name: answering},
-                [task],
-                n=None,
-                runs=config.runs,
-                seed=config.seed,
-                output=shop.folder / folder_of_task(task.name),
-                encoder=config.encoder,
-                progress=progress,
-            )
+            # A terminal shows the progress of the answers instead.
+            asking = show_progress(f"asking {system.name} the questions of {task.name}")
+            with nullcontext() if progress else asking:
+                part = evaluate_agent(
+                    {system.name: answering},
+                    [task],
+                    n=None,
+                    runs=config.runs,
+                    seed=config.seed,
+                    output=shop.folder / folder_of_task(task.name),
+                    encoder=config.encoder,
+                    progress=progress,
+                )
             evaluation.results += part.results
             evaluation.records += part.records
     return evaluation

@@ -217,7 +217,8 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
     needs_environment = _check_run(options, run)
     # The rows are a task named after their file, in the metrics of the options.
     options.add_trained_columns(run)
-    rows = options.load_for_evaluation("")
+    with show_progress(f"loading {options.dataset}"):
+        rows = options.load_for_evaluation("")
     metrics = _with_judges(options.metric or ["exact_match", "token_f1"], judges)
 
     with ExitStack() as stack:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from .script import print_error
 
 if TYPE_CHECKING:
     from ..rollout import Observation, Rollout, Turn
 
 REQUEST_LABEL = "agent asks"
 """Stands in front of a request."""
+_SECONDS_IN_SILENCE = 15.0  # of an activity, after which a log has a line about it
 _EMPTY_CELLS = {"0", "0.0", "0.00000", "–", ""}
 
 
@@ -110,10 +114,20 @@ def print_table(rows: Sequence[Mapping[str, str]], title: str = "") -> None:
 
 @contextmanager
 def show_progress(activity: str) -> Iterator[None]:
-    """Show on a terminal's error stream what is going on; print nothing elsewhere."""
+    """Show on standard error what is going on: at once on a terminal, else on a line once it takes long."""
     from rich.console import Console
 
     # On standard error, apart from results.
     console = Console(stderr=True)
-    with console.status(activity) if console.is_terminal else nullcontext():
+    if console.is_terminal:
+        with console.status(activity):
+            yield
+        return
+    # A log has no line for what is over soon.
+    timer = threading.Timer(_SECONDS_IN_SILENCE, print_error, [f"{activity}, please wait"])
+    timer.daemon = True
+    timer.start()
+    try:
         yield
+    finally:
+        timer.cancel()

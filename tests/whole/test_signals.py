@@ -293,7 +293,9 @@ def demo(policy, folder, number, moment):
     time.sleep(moment)
     code, printed = run.signalled(number)
     assert code == 130 and "Traceback" not in printed, (code, printed[-3000:])
-    assert "a checkpoint was saved" in printed.splitlines()[-1]
+    last = printed.splitlines()[-1]
+    assert "a checkpoint was saved" in last and "--resume_from_checkpoint" in last
+    assert "train(" not in last, "it speaks of the command, not of Python"
     (checkpoint,) = folder.glob("checkpoint-*")
     step = int(checkpoint.name.partition("-")[2])
     code, printed = Signalled(

@@ -243,17 +243,20 @@ def run_training(trainer: Trainer) -> None:
     is in the output folder afterwards, as `trainer_state.json`.
 
     Raises:
-        [`TrainingInterrupted`]: After Ctrl-C.
+        `KeyboardInterrupt`: After Ctrl-C; with the option that resumes the run.
         `SystemExit`: With status 1 and the reason, where training stopped because of the environment.
     """
     try:
         trainer.train()
     except TrainingStopped as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from None
-    except TrainingInterrupted:
+    except TrainingInterrupted as interrupt:
         # As at the end of a run: without it gloo may abort at exit.
         trainer.accelerator.end_training()
-        raise
+        raise KeyboardInterrupt(
+            f"interrupted after step {interrupt.step}, a checkpoint was saved; to go on, run the "
+            f"same command with --resume_from_checkpoint {interrupt.checkpoint}"
+        ) from None
     trainer.save_state()
 
 

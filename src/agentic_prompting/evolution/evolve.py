@@ -738,7 +738,7 @@ class Evolution:
         errors = [reply.error for reply in replies if reply.error is not None]
         for error in errors:
             if error.fatal:
-                raise EvolutionStopped(f"the policy failed with a fatal error: {error}")
+                raise EvolutionStopped(_describe_end("the policy", error))
 
         # Other failures end it only if they are too many.
         failed_share = rewards.count(None) / len(rewards)
@@ -763,9 +763,7 @@ class Evolution:
             return self.generation.join(task, outcomes)
         except LLMError as error:
             # A wrong key or a spent budget of the reference LLM ends the run, too.
-            raise EvolutionStopped(
-                f"the reference LLM failed with a fatal error: {error}"
-            ) from None
+            raise EvolutionStopped(_describe_end("the reference LLM", error)) from None
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs, as plain JSON."""
@@ -831,3 +829,11 @@ def _check_types(policy: object, reference: object, reward: object, config: obje
         )
     if not isinstance(config, EvolveConfig):
         raise TypeError(f"config must be an EvolveConfig(...), not a {type(config).__name__}")
+
+
+def _describe_end(role: str, error: LLMError) -> str:
+    """Return why no further call can succeed. A limit that is reached is no failure of a model."""
+    # An endpoint's error names the model and its address.
+    if isinstance(error, BudgetExceeded) or error.where:
+        return str(error)
+    return f"{role} failed: {error}"

@@ -26,7 +26,19 @@ class TrainingInterrupted(KeyboardInterrupt):
     """Training was ended by Ctrl-C, after a whole step and with a checkpoint.
 
     The message says how to resume. It is not an `Exception`, so no handler of errors catches it.
+
+    Args:
+        step (`int`): The step after which training was ended.
+        checkpoint (`Path`): The checkpoint.
     """
+
+    def __init__(self, step: int, checkpoint: Path):
+        self.step = step
+        self.checkpoint = checkpoint
+        super().__init__(
+            f"interrupted after step {step}, a checkpoint was saved; to continue, call "
+            f'train(resume_from_checkpoint="{checkpoint}")'
+        )
 
 
 @contextmanager
@@ -68,11 +80,7 @@ def checkpoint_on_interrupt(trainer: Trainer) -> Iterator[None]:
     if callback.stopped_at is not None:
         name = f"{PREFIX_CHECKPOINT_DIR}-{callback.stopped_at}"
         checkpoint = Path(trainer.args.output_dir) / name
-        raise TrainingInterrupted(
-            f"interrupted after step {callback.stopped_at}, a checkpoint was saved; to continue, "
-            "call train(resume_from_checkpoint=True), or run the same command with "
-            f"--resume_from_checkpoint {checkpoint}"
-        )
+        raise TrainingInterrupted(callback.stopped_at, checkpoint)
 
 
 class InterruptCallback(TrainerCallback):

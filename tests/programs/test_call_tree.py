@@ -92,7 +92,7 @@ def test_a_changed_history_starts_a_sequence(history):
     tree = CallTree()
     ask(tree, user("a"), reply="b")
     call = ask(tree, *history, user("c"))
-    assert call.parent is None and call.adds_sequence and tree.sequence_count == 2
+    assert call.parent is None and tree.sequence_count == 2
 
 
 def test_other_tools_start_a_sequence():
@@ -125,9 +125,13 @@ def test_handles_and_ids_decide_between_equal_replies(handle, tool_call_id, expe
 def test_a_reply_without_continuation_is_preferred():
     tree = CallTree()
     votes = [ask(tree, user("a")), ask(tree, user("a"))]
-    continuations = [ask(tree, user("a"), assistant("yes"), user("b")) for _ in range(3)]
+    continuations = []
+    sequence_counts = []
+    for _ in range(3):
+        continuations.append(ask(tree, user("a"), assistant("yes"), user("b")))
+        sequence_counts.append(tree.sequence_count)
     assert [call.parent for call in continuations] == [votes[0], votes[1], votes[0]]
-    assert [call.adds_sequence for call in continuations] == [False, False, True]
+    assert sequence_counts == [2, 2, 3], "only the second continuation of a reply adds a sequence"
 
 
 def test_a_reply_with_a_pending_continuation_is_not_preferred():

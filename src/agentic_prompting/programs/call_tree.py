@@ -49,16 +49,16 @@ class Call:
     Attributes:
         context (`list[int]`): The ids that the policy reads.
         context_length (`int`): Number of these ids.
-        context_hash (`int`): A hash of these ids; set by [`CallTree.add`].
-        repeat_index (`int`): Distinguishes calls with the same context; set by [`CallTree.add`].
-        children (`list[Call]`): The calls that continue its reply, in the order of their arrival.
         max_tokens (`int`): Maximum number of tokens of the reply.
         conversation_id (`int`): The `conversation` of a [`SampleRequest`].
+        context_hash (`int`): A hash of the context.
+        repeat_index (`int`): Distinguishes calls with the same context.
+        children (`list[Call]`): The calls that continue its reply, in the order of their arrival.
         sample ([`Sample`]): The sampled tokens, up to the stop text if there is one.
         text (`str`): Their text.
+        llm_replies (`tuple[Reply, ...]`): Replies of large LLMs since the previous call.
         reply ([`ChatMessage`]): The text parsed into thought, text and tool calls.
         reply_key (`bytes`): The key of the conversation with the reply; empty before that.
-        llm_replies (`tuple[Reply, ...]`): Replies of large LLMs since the previous call.
         role (`str`): `agent`, or `auxiliary` for a call beside the agent's work, such as a title.
         in_loss (`bool`): Whether its sampled tokens are in the loss.
     """
@@ -70,28 +70,31 @@ class Call:
     parent: Call | None = field(default=None, repr=False)
     key: bytes = b""
 
-    # The place in the tree.
+    # Set at once: the parent's reply is complete, so this length never changes.
     context_length: int = field(init=False)
+
+    # Set by the session when it accepts the call.
+    max_tokens: int = 1
+    conversation_id: int = 0
+
+    # Set by the tree when the call and its continuations are added.
     context_hash: int = 0
     repeat_index: int = 0
     children: list[Call] = field(default_factory=list, repr=False)
     _pending_children: int = 0  # continuations that are not added yet
 
-    # Set by the session, before and after the policy samples.
-    max_tokens: int = 1
-    conversation_id: int = 0
+    # Set by the session when the policy has sampled. The tree sets `reply` and its key.
     sample: Sample = field(default_factory=lambda: Sample([]), repr=False)
     text: str = ""
+    llm_replies: tuple[Reply, ...] = ()
     reply: ChatMessage = ChatMessage("assistant")
     reply_key: bytes = b""
-    llm_replies: tuple[Reply, ...] = ()
 
     # Set by `CallTree.assign_roles` at the end of the rollout.
     role: str = "agent"
     in_loss: bool = True
 
     def __post_init__(self) -> None:
-        # The parent's reply is complete, so this length never changes.
         self.context_length = len(self.new_ids)
         if self.parent is not None:
             self.context_length += self.parent.context_length + len(self.parent.sample.ids)
@@ -118,19 +121,6 @@ class Call:
         return self.parent is not None
 
     @property
-    def adds_sequence(self) -> bool:
-        """True unless the call is the first to continue its parent's reply.
-
-        The tree then has one more token sequence. Which continuation stays in the sequence of the
-        reply is decided at the end, by content: see [`CallTree.sequences`].
-        """
-        if self.parent is None:
-            return True
-        # A call that is not added yet would be the first child only if there are none.
-        siblings = self.parent.children
-        return bool(siblings) and siblings[0] is not self
-
-    @property
     def has_reply(self) -> bool:
         return bool(self.reply_key)
 
@@ -141,7 +131,7 @@ class Call:
 
     @contextmanager
     def preparing_continuation(self) -> Iterator[None]:
-        """Count as continued while a continuation is being prepared."""
+        """Count this call as continued while a continuation of it is rendered."""
         self._pending_children += 1
         try:
             yield
@@ -202,9 +192,17 @@ class CallTree:
                 return call
         return None
 
+    def would_add_sequence(self, call: Call) -> bool:
+        """Return whether the tree has one more token sequence after this call is added.
+
+        It has, unless the call is the first to continue its parent's reply. Which continuation
+        stays in the sequence of the reply is decided at the end, by content: see `sequences`.
+        """
+        return call.parent is None or bool(call.parent.children)
+
     def add(self, call: Call) -> None:
         """Add a call below its parent, before its reply is sampled."""
-        self.sequence_count += call.adds_sequence
+        self.sequence_count += self.would_add_sequence(call)
         self.calls.append(call)
 
         # The hash of the context is what the seed of the reply is computed from.
@@ -243,7 +241,8 @@ class CallTree:
         if call.has_reply:
             self._calls_by_reply_key[call.reply_key].remove(call)
 
-        # The only continuation of a reply has added no sequence. Of several, all but one have.
+        # Removing a root, or one of several continuations, removes a sequence. Removing the only
+        # continuation of a reply does not: the sequence then ends with that reply.
         if call.parent is None or len(call.parent.children) > 1:
             self.sequence_count -= 1
         if call.parent is not None:
@@ -300,7 +299,7 @@ class CallTree:
             # Follow the first child of each call. The other children start sequences of their own.
             path = [starts.pop()]
             while path[-1].children:
-                first_child, *other_children = sorted(path[-1].children, key=_content)
+                first_child, *other_children = sorted(path[-1].children, key=_content_sort_key)
                 path.append(first_child)
                 starts += other_children
             sequences.append((_build_sequence(path), path))
@@ -497,5 +496,5 @@ def _build_sequence(path: Sequence[Call]) -> TokenSequence:
     return sequence
 
 
-def _content(call: Call) -> tuple[list[int], list[int]]:
+def _content_sort_key(call: Call) -> tuple[list[int], list[int]]:
     return call.new_ids, call.sample.ids

@@ -41,8 +41,8 @@ from .request_threads import run_in_request_thread
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# The rollout is over at this number of calls without room for a reply. Calls before that get an
-# error upon which clients shorten their conversation.
+# End the rollout after this many calls in a row whose context left no room for a reply. Calls before
+# that get an error upon which clients shorten their conversation.
 MAX_CONTEXT_ERRORS = 3
 
 # Conversations with more characters than this are rendered in a thread. Each message counts as some
@@ -112,14 +112,15 @@ class Session:
         self.model = model
         self.grace_period = grace_period
 
-        # The limits of the rollout. Without `llms`, `max_llm_calls` is 0, so `check_calls_left`
-        # looks at the policy's calls alone.
+        # The limits of the rollout.
         self.max_calls = max_calls
-        self.max_llm_calls = max_llm_calls if self.llms else 0
+        self.max_llm_calls = max_llm_calls
         self.max_sequences = max_sequences
 
         # Requests of all kinds, including token counts and requests that are refused unread.
-        self.max_requests = 64 + 4 * (max_calls + self.max_llm_calls)
+        self.max_requests = 64 + 4 * max_calls
+        if self.llms:
+            self.max_requests += 4 * max_llm_calls
 
         # State that the gateway and the program read.
         self.tree = CallTree()
@@ -178,8 +179,11 @@ class Session:
         Raises:
             [`Refusal`]: The rollout has made all its calls.
         """
-        # Which model a request is for is unknown before its body is read.
-        if self._call_count >= self.max_calls and self.llm_call_count >= self.max_llm_calls:
+        # Which model a request is for is unknown before its body is read. Without large LLMs only the
+        # policy's calls count.
+        can_call_policy = self._call_count < self.max_calls
+        can_call_llm = bool(self.llms) and self.llm_call_count < self.max_llm_calls
+        if not can_call_policy and not can_call_llm:
             self._refuse_over_limit("calls", self.max_calls)
 
     def count_unreadable_request(self) -> None:
@@ -214,10 +218,18 @@ class Session:
         # Find the place of the call in the tree, which renders its messages.
         call = await self._build_call(request, is_retry)
         self._refuse_if_ended()  # the session may have ended while the conversation was rendered
-        self._check_limits(call)
+        adds_sequence = self.tree.would_add_sequence(call)
+        if adds_sequence and self.tree.sequence_count >= self.max_sequences:
+            self._refuse_over_limit("sequences", self.max_sequences)
+        call.max_tokens = self._room_for_reply(call)
+
+        # Only a continuation resets the count. A new conversation does not, because opencode would
+        # write summaries that fit, and exceed the context after each of them, forever.
+        if call.is_continuation:
+            self._context_errors = 0
 
         # The calls of a sequence share a conversation: the policy may keep its keys and values.
-        if call.parent is None or call.adds_sequence:
+        if call.parent is None or adds_sequence:
             call.conversation_id = next(self._conversation_ids)
         else:
             call.conversation_id = call.parent.conversation_id
@@ -458,14 +470,8 @@ class Session:
             message = f"This request cannot be answered: {problem}"
             raise Refusal(400, message, "unsupported_value", "messages")
 
-    def _check_limits(self, call: Call) -> None:
-        """Refuse a call that starts too many sequences or leaves no room for a reply.
-
-        Otherwise set the `max_tokens` of the call.
-        """
-        if call.adds_sequence and self.tree.sequence_count >= self.max_sequences:
-            self._refuse_over_limit("sequences", self.max_sequences)
-
+    def _room_for_reply(self, call: Call) -> int:
+        """Return the maximum number of tokens of a reply, or refuse a call that leaves none."""
         # Tokens in the sequence so far, without the prompt of the conversation's first call. A call
         # that adds a sequence is counted in the same way: by content it may still come first among
         # the continuations of its parent, and then it stays in the parent's sequence.
@@ -476,15 +482,10 @@ class Session:
         if remaining < 1:
             self._refuse_context(call.context_length, call.context_length + remaining)
 
-        # Only a continuation resets the count. A new conversation does not, because opencode would
-        # write summaries that fit, and exceed the context after each of them, forever.
-        if call.is_continuation:
-            self._context_errors = 0
-
         # The reply ends at the tightest limit: of the sequence, of a turn, or of the request.
         max_turn_tokens = self.limits.max_turn_tokens
         requested = call.request.max_tokens or max_turn_tokens
-        call.max_tokens = min(remaining, max_turn_tokens, requested)
+        return min(remaining, max_turn_tokens, requested)
 
     def _refuse_over_limit(self, limit_name: str, limit: int) -> NoReturn:
         """Refuse a call that exceeds a limit of the rollout.

@@ -49,16 +49,17 @@ def sampled_tokens(session):
 def test_the_first_end_counts():
     async def check():
         failed = session_of()
-        assert failed.end_reason == "" and not failed.end.done()
-        failed.fail(MemoryError("no memory"))
-        failed.fail(ValueError("later"))
+        assert failed.end.reason == "" and not failed.end.is_over
+        failed.end.fail(MemoryError("no memory"))
+        failed.end.fail(ValueError("later"))
         failed.close(END)
-        assert failed.end_reason == "failed" and isinstance(failed.end.exception(), MemoryError)
+        assert failed.end.reason == "failed"
+        assert isinstance(failed.end.future.exception(), MemoryError)
 
         closed = session_of()
         closed.close(END)
-        closed.fail(ValueError("later"))
-        assert closed.end_reason == closed.end.result() == END
+        closed.end.fail(ValueError("later"))
+        assert closed.end.reason == closed.end.future.result() == END
         return [await refusal_of(session.accept(request_of())) for session in (failed, closed)]
 
     for refusal in asyncio.run(check()):
@@ -71,9 +72,9 @@ def test_a_session_closes_after_its_grace_period(grace_period, ends):
         session = session_of(max_calls=0, grace_period=grace_period)
         for _ in range(2):
             assert (await refusal_of(session.accept(request_of()))).code == "rollout_ended"
-        assert session.limit_reached == "out_of_turns" and not session.end.done()
-        await asyncio.wait({session.end}, timeout=2 if ends else 0.1)
-        return session.end.done()
+        assert session.limit_reached.status == "out_of_turns" and not session.end.is_over
+        await asyncio.wait({session.end.future}, timeout=2 if ends else 0.1)
+        return session.end.is_over
 
     assert asyncio.run(check()) == ends
 
@@ -161,7 +162,7 @@ def test_a_template_that_drops_tools_refuses_the_request():
         session = session_of(template="gemma")
         refusal = await refusal_of(session.accept(request_of(tools=(ADD,))))
         await ask(session, request_of())
-        return refusal.status, session.end_reason, len(session.tree.calls)
+        return refusal.status, session.end.reason, len(session.tree.calls)
 
     assert asyncio.run(check()) == (400, "", 1)
 
@@ -194,7 +195,7 @@ def test_requests_of_all_kinds_have_a_limit(max_calls):
             while True:
                 session.count_request()
                 count += 1
-        return count, session.limit_reached
+        return count, session.limit_reached.status
 
     assert asyncio.run(check()) == (64 + 4 * max_calls, "out_of_turns")
 

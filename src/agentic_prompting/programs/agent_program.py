@@ -313,7 +313,7 @@ class AgentProgram(Environment, ABC):
         except LimitExceeded as failure:
             # The run has used more resources than it may: the policy's mistake, and no error.
             logger.info("a rollout was ended: %s", failure)
-            session.limit_reached = session.limit_reached or "malformed"
+            session.reach_limit("malformed")
         except LLMError as failure:
             # A mistake of the policy is an outcome that it learns from, and no error.
             if not self._is_policy_to_blame(failure, session, run):
@@ -370,7 +370,7 @@ class AgentProgram(Environment, ABC):
             [`LLMError`]: The program, or one of its large LLMs, has failed.
             `Exception`: Whatever the policy raises.
         """
-        pending: set[asyncio.Future[Any]] = {task, session.end}
+        pending: set[asyncio.Future[Any]] = {task, session.end.future}
         done: set[asyncio.Future[Any]] = set()
         deadline = time.monotonic() + self.timeout
         # Wait piece by piece, to see a program that hangs long before its time is over.
@@ -383,8 +383,8 @@ class AgentProgram(Environment, ABC):
             if not done and session.idle_seconds >= _IDLE_SECONDS:
                 self._advice.warn_of_idle_program(session.idle_seconds, self.timeout)
         # The end of the session counts before anything that the program made of it.
-        if session.end in done:
-            session.end.result()  # raises the error with which the session has ended, if any
+        if session.end.future in done:
+            session.end.future.result()  # raises the error with which the session has ended, if any
         if not done:
             raise TimedOut(f"the program took longer than {self.timeout:g} seconds")
         if task in done:
@@ -462,8 +462,10 @@ class AgentProgram(Environment, ABC):
         rollout.returned = returned or {}
         if returned is not None:
             rollout.finish("answered")
+        elif session.limit_reached is not None:
+            rollout.finish(session.limit_reached.status)
         else:
-            rollout.finish(session.limit_reached or "malformed")
+            rollout.finish("malformed")
 
     async def _look_at_calls(self, session: Session, error: LLMError | None) -> None:
         """Warn about common problems of programs."""
@@ -472,9 +474,9 @@ class AgentProgram(Environment, ABC):
         self._advice.warn_of_model_names(calls, self.model, self.models)
         if has_raised and not session.has_requests:
             self._advice.warn_of_unused_address()
-        if session.used_up_limit is not None:
-            limit_name, limit = session.used_up_limit
-            self._advice.warn_of_used_up_limit(limit_name, limit)
+        limit = session.limit_reached
+        if limit is not None and limit.status == "out_of_turns":
+            self._advice.warn_of_used_up_limit(limit.name, limit.size)
         # The comparison of histories takes time: it is left out once it has found something.
         changed_message = ""
         if self._advice.wants_changed_message:

@@ -34,6 +34,7 @@ from .dialects.shared_fields import parse_json
 from .protocol import MAX_BODY_BYTES, CompletionRequest, Dialect, Refusal, error_body
 from .request_threads import run_in_request_thread
 from .session import Session
+from .session_end import refusal_after_end
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class Gateway:
         """Answer no call with this key any more."""
         self._networks.pop(key, None)
         # A program that still calls learns why its rollout is over.
-        self._end_reasons[key] = self._sessions.pop(key).end_reason
+        self._end_reasons[key] = self._sessions.pop(key).end.reason
         # Forget the oldest keys, which a long run would collect.
         while len(self._end_reasons) > _EXPIRED_KEYS:
             oldest_key = next(iter(self._end_reasons))
@@ -228,10 +229,7 @@ class Gateway:
         key = _find_key(request)
         # A program that goes on after its end is not told that its key is wrong.
         if key in self._end_reasons:
-            message = (
-                f"This rollout is over ({self._end_reasons[key]}): no call is answered any more."
-            )
-            raise Refusal(400, message, "rollout_ended")
+            raise refusal_after_end(self._end_reasons[key])
 
         # A rollout with its own network uses its key there, and no other rollout's key.
         network_key = self._connection_keys.get(request.protocol)

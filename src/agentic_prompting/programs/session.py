@@ -37,6 +37,7 @@ from .call_tree import Call, CallTree, MalformedArguments, conversation_keys, sh
 from .protocol import ChatMessage, Completion, CompletionRequest, Refusal
 from .rendering import Renderer, read_turn
 from .request_threads import run_in_request_thread
+from .session_end import ReachedLimit, SessionEnd
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -79,10 +80,8 @@ class Session:
         llm_call_count (`int`): Calls of large LLMs.
         llm_seconds (`float`): Seconds that these took.
         ignored_settings (`dict`): Settings in requests that have no effect here.
-        limit_reached (`str`, *optional*): The first limit that a call exceeded: `truncated` or
-            `out_of_turns`. Not an end: the program may continue with a shorter conversation.
-        end (`asyncio.Future[str]`): Pending while calls are answered. Its result is the reason of
-            the end; its exception is the error of the policy or a large LLM that fails the rollout.
+        limit_reached ([`ReachedLimit`], *optional*): The first limit that the rollout exceeded.
+        end ([`SessionEnd`]): Whether calls are answered, and why not.
         large_request_slots (`asyncio.Semaphore`): One is held while a large request is read and
             rendered.
     """
@@ -128,16 +127,14 @@ class Session:
         self.llm_call_count = 0
         self.llm_seconds = 0.0
         self.ignored_settings: dict[str, Any] = {}
-        self.limit_reached: Status | None = None
-        self.used_up_limit: tuple[str, int] | None = None  # the name and size of a limit of calls
-        self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.limit_reached: ReachedLimit | None = None
+        self.end = SessionEnd()
         self.large_request_slots = asyncio.Semaphore(MAX_PARALLEL_LARGE_REQUESTS)
 
         # By default far from the numbers that `rollout.play` gives to its conversations.
         self._conversation_ids = conversation_ids or iter(range(2**40, 2**62))
         self._malformed_arguments = MalformedArguments()
         self._running: set[asyncio.Future[Any]] = set()  # calls in progress, for `close` to cancel
-        self._grace_timer: asyncio.TimerHandle | None = None
         self._request_count = 0
         self._last_activity = time.monotonic()  # a request, or the end of a call
         self._call_count = 0
@@ -167,7 +164,7 @@ class Session:
         Raises:
             [`Refusal`]: The session has ended, or the rollout has sent too many requests.
         """
-        self._refuse_if_ended()
+        self.end.refuse_if_over()
         self._last_activity = time.monotonic()
         self._request_count += 1
         if self._request_count > self.max_requests:
@@ -207,7 +204,7 @@ class Session:
             [`Refusal`]: The session has ended, a limit is reached, or the template cannot render
                 the conversation.
         """
-        self._refuse_if_ended()
+        self.end.refuse_if_over()
         # Count the call even if it is refused later: a client that repeats it must come to an end.
         if self._call_count >= self.max_calls:
             self._refuse_over_limit("calls", self.max_calls)
@@ -217,7 +214,7 @@ class Session:
 
         # Find the place of the call in the tree, which renders its messages.
         call = await self._build_call(request, is_retry)
-        self._refuse_if_ended()  # the session may have ended while the conversation was rendered
+        self.end.refuse_if_over()  # the session may have ended while the conversation was rendered
         adds_sequence = self.tree.would_add_sequence(call)
         if adds_sequence and self.tree.sequence_count >= self.max_sequences:
             self._refuse_over_limit("sequences", self.max_sequences)
@@ -244,7 +241,7 @@ class Session:
         Raises:
             [`Refusal`]: The session has ended, or the template cannot render the conversation.
         """
-        self._refuse_if_ended()
+        self.end.refuse_if_over()
         messages = self._restore_conversation(request)
         return len(await self._render_whole(messages, request))
 
@@ -254,7 +251,7 @@ class Session:
         Raises:
             [`Refusal`]: The session has ended.
         """
-        self._refuse_if_ended()  # it may have ended while the stream was opened
+        self.end.refuse_if_over()  # it may have ended while the stream was opened
 
         # The seed depends on the context, and on how many calls have had it before.
         sample_request = SampleRequest(
@@ -268,19 +265,20 @@ class Session:
         turn = sample_turn(self.policy, sample_request, turn_number, self.renderer.chat_format)
         try:
             sample = await self._run_cancellable(turn)
-        except BaseException as error:
+        except Exception as error:
+            # An error of the policy fails the rollout, and the client gets a refusal.
             self.mark_undelivered(call)
-            # An error of the policy fails the rollout, and the client gets a refusal. A
-            # cancellation does not: its client has hung up, or the session has ended.
-            if isinstance(error, Exception):
-                self.fail(error)
-            self._refuse_if_ended()
+            self.end.fail_and_refuse(error)
+        except BaseException:
+            # A cancellation: the client has hung up, or the session has ended.
+            self.mark_undelivered(call)
+            self.end.refuse_if_over()
             raise
 
         # If the session ended while the policy sampled, the client gets no reply.
-        if self.end.done():
+        if self.end.is_over:
             self.mark_undelivered(call)
-        self._refuse_if_ended()
+        self.end.refuse_if_over()
         return self._record_reply(call, sample)
 
     def compute_seed(self, call: Call) -> int:
@@ -304,7 +302,7 @@ class Session:
         Raises:
             [`Refusal`]: The session has ended, the limit is reached, or the request has tools.
         """
-        self._refuse_if_ended()
+        self.end.refuse_if_over()
         # Count the call even if it is refused for its tools.
         if self.llm_call_count >= self.max_llm_calls:
             self._refuse_over_limit("calls of large LLMs", self.max_llm_calls)
@@ -333,7 +331,7 @@ class Session:
             reply = await self._run_cancellable(pending_reply)
         except BaseException:
             # The client hung up, or the session ended.
-            self._refuse_if_ended()
+            self.end.refuse_if_over()
             raise
         finally:
             self.llm_seconds += time.monotonic() - start
@@ -341,8 +339,7 @@ class Session:
         # Keep the reply for the next call of the policy. A failed one ends the session.
         self.llm_replies.append(reply)
         if reply.error is not None:
-            self.fail(reply.error)
-            self._refuse_if_ended()
+            self.end.fail_and_refuse(reply.error)
         return Completion(
             model=request.model,
             text=reply.text,
@@ -385,25 +382,9 @@ class Session:
 
     # ---- the end ----
 
-    @property
-    def end_reason(self) -> str:
-        """Why no call is answered any more; empty while calls are answered."""
-        if not self.end.done():
-            return ""
-        return "failed" if self.end.exception() is not None else self.end.result()
-
-    def fail(self, error: Exception) -> None:
-        """End the session with an error, which fails the rollout. The first end counts."""
-        if not self.end.done():
-            self.end.set_exception(error)
-
     def close(self, reason: str) -> None:
         """Answer no further call, and cancel the calls in progress. The first end counts."""
-        if not self.end.done():
-            self.end.set_result(reason)
-        self.end.exception()  # mark it as retrieved; asyncio would report it otherwise
-        if self._grace_timer is not None:
-            self._grace_timer.cancel()
+        self.end.finish(reason)
 
         # Cancel the calls in progress, and take them out of the tree at once.
         for task in self._running:
@@ -426,21 +407,10 @@ class Session:
             self._running.discard(task)
             self._last_activity = time.monotonic()
 
-    def _refuse_if_ended(self) -> None:
-        """Refuse a call after the end of the session."""
-        if self.end.done():
-            # Status 400, because clients retry after others. The text must not suggest that a
-            # shorter conversation would help.
-            message = f"This rollout is over ({self.end_reason}): no call is answered any more."
-            raise Refusal(400, message, "rollout_ended")
-
     def _refuse_for_good(self, message: str) -> NoReturn:
         """Refuse a call whose program should end now. After a grace period the session ends."""
-        # The first such refusal starts the clock.
-        if self.grace_period is not None and self._grace_timer is None:
-            loop = asyncio.get_running_loop()
-            reason = "the program has ended"
-            self._grace_timer = loop.call_later(self.grace_period, self.close, reason)
+        if self.grace_period is not None:
+            self.end.start_timer(self.grace_period, partial(self.close, "the program has ended"))
         raise Refusal(400, message, "rollout_ended")
 
     # ---- limits ----
@@ -454,8 +424,7 @@ class Session:
         has_system_prompt = bool(self.system_prompt)
         problem = self.renderer.find_problem(with_tools=False, with_system=has_system_prompt)
         if problem is not None:
-            self.fail(problem)
-            self._refuse_if_ended()
+            self.end.fail_and_refuse(problem)
 
         # Further parts of this request: system messages, tools, their results.
         has_system = has_system_prompt or any(
@@ -487,6 +456,13 @@ class Session:
         requested = call.request.max_tokens or max_turn_tokens
         return min(remaining, max_turn_tokens, requested)
 
+    def reach_limit(self, status: Status, name: str = "", size: int = 0) -> None:
+        """Record a limit that the rollout has exceeded, as a [`ReachedLimit`]. The first one counts."""
+        if self.limit_reached is None:
+            if name:
+                logger.info("a rollout has reached its limit of %d %s", size, name)
+            self.limit_reached = ReachedLimit(status, name, size)
+
     def _refuse_over_limit(self, limit_name: str, limit: int) -> NoReturn:
         """Refuse a call that exceeds a limit of the rollout.
 
@@ -494,18 +470,14 @@ class Session:
             limit_name (`str`): What there are no more of: `calls`, `requests`, ...
             limit (`int`): How many of them a rollout may have.
         """
-        # The first limit counts: a program that returns nothing has it as its rollout's status.
-        if self.limit_reached is None:
-            logger.info("a rollout has reached its limit of %d %s", limit, limit_name)
-            self.limit_reached = "out_of_turns"
-            self.used_up_limit = (limit_name, limit)
+        self.reach_limit("out_of_turns", limit_name, limit)
         # Without the number: opencode retries for half a minute if it reads 429, 500 or 502. Without
         # the words "limit" and "token", by which clients know a full context.
         self._refuse_for_good(f"This rollout is over: it has used up its {limit_name}.")
 
     def _refuse_context(self, length: int, max_length: int) -> NoReturn:
         """Refuse a call whose context leaves no room for a reply."""
-        self.limit_reached = self.limit_reached or "truncated"
+        self.reach_limit("truncated")
         self._context_errors += 1
         # Most clients shorten their conversation now. One that does not would go on forever.
         if self._context_errors >= MAX_CONTEXT_ERRORS:

@@ -295,5 +295,7 @@ def test_titles_and_broken_arguments_are_no_difference(tmp_path):
     assert compare_turns([call(CALLED), call(SAID), call(broken)], turns) == [], (
         "a client may drop what it cannot read"
     )
+    mended = ChatMessage("assistant", tool_calls=(ToolCall("c", "write", '{"path": ""}'),))
+    assert compare_turns([call(broken)] * 2, [mended] * 2) == []
     other = ChatMessage("assistant", tool_calls=(ToolCall("c", "read", '{"path": '),))
     assert len(compare_turns([call(other), call(SAID)], turns)) == 1

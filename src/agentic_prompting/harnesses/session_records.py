@@ -107,18 +107,18 @@ def read_turns(files: Iterable[Path]) -> list[ChatMessage]:
     for file in files:
         # Where a file is malformed, the turns that were read up to there are kept.
         with suppress(*_MALFORMED_RECORD):
-            for number, record in enumerate(_read_records(file)):
-                # gemini-cli writes a record again when its calls have results: the last one counts.
-                is_rewritten = record.get("type") == "gemini"
-                record_id = record.get("id") if is_rewritten else number
-                for position, turn in enumerate(_read_record(record)):
-                    turns[file, record_id, position] = turn
+            for number, entry in enumerate(_load_entries(file)):
+                # gemini-cli writes an entry again when its calls have results: the last one counts.
+                is_rewritten = entry.get("type") == "gemini"
+                entry_id = entry.get("id") if is_rewritten else number
+                for position, turn in enumerate(_turns_of_entry(entry)):
+                    turns[file, entry_id, position] = turn
     return [turn for turn in turns.values() if turn.text or turn.tool_calls]
 
 
-def _read_records(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records in a file: a database, an object with `messages`, or an object in each
-    line.
+def _load_entries(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a record: of a database, of an object with `messages`, or an object in
+    each line.
     """
     if file.is_symlink() or not file.is_file() or file.stat().st_size > MAX_RECORD_BYTES:
         return
@@ -127,7 +127,7 @@ def _read_records(file: Path) -> Iterator[dict[str, Any]]:
     with file.open("rb") as opened:
         is_database = opened.read(15) == b"SQLite format 3"
     if is_database:
-        yield from _read_database(file)
+        yield from _load_opencode_messages(file)
         return
 
     # One object for the whole session; if that is not JSON, an object in each line.
@@ -141,11 +141,9 @@ def _read_records(file: Path) -> Iterator[dict[str, Any]]:
             yield as_dict(json.loads(line))
 
 
-def _read_database(file: Path) -> list[dict[str, Any]]:
-    """Read opencode's messages with their parts; a call whose arguments it could not read becomes
-    one without any.
-    """
-    records: dict[str, dict[str, Any]] = {}
+def _load_opencode_messages(file: Path) -> list[dict[str, Any]]:
+    """Return the messages in opencode's database, with their parts."""
+    entries: dict[str, dict[str, Any]] = {}
     with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
         # An agent may have written the database.
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_RECORD_BYTES)
@@ -154,16 +152,19 @@ def _read_database(file: Path) -> list[dict[str, Any]]:
         # Messages in the order of their creation, then the parts of each one.
         messages = database.execute("SELECT id, data FROM message ORDER BY time_created")
         for message_id, data in messages:
-            records[message_id] = {"role": as_dict(json.loads(data)).get("role"), "parts": []}
+            role = as_dict(json.loads(data)).get("role")
+            entries[message_id] = {"role": role, "parts": []}
         parts = database.execute("SELECT message_id, data FROM part ORDER BY id")
         for message_id, data in parts:
-            records[message_id]["parts"].append(_read_part(as_dict(json.loads(data))))
-    return list(records.values())
+            part = as_dict(json.loads(data))
+            entries[message_id]["parts"].append(_convert_opencode_part(part))
+    return list(entries.values())
 
 
-def _read_part(part: dict[str, Any]) -> dict[str, Any]:
+def _convert_opencode_part(part: dict[str, Any]) -> dict[str, Any]:
     """Return a part of opencode's message; a call with `name` and `args`."""
     arguments = as_dict(as_dict(part.get("state")).get("input"))
+    # A call whose arguments opencode could not read: it names the tool that was meant.
     if part.get("tool") == "invalid":
         return {"name": arguments.get("tool"), "args": {}}
     if part.get("type") == "tool":
@@ -171,23 +172,23 @@ def _read_part(part: dict[str, Any]) -> dict[str, Any]:
     return part
 
 
-def _read_record(record: dict[str, Any]) -> Iterator[ChatMessage]:
-    """Yield the model's turns in a record."""
-    # In some formats the message lies below a key of the record.
-    item = as_dict(record.get("message") or record.get("payload") or record)
-    if record.get("type") == "gemini":
-        text_part = {"text": read_text(record.get("content"))}
-        yield _read_turn([text_part, *(record.get("toolCalls") or ())])
+def _turns_of_entry(entry: dict[str, Any]) -> Iterator[ChatMessage]:
+    """Yield the model's turns in an entry."""
+    # In some formats the message lies below a key of the entry.
+    item = as_dict(entry.get("message") or entry.get("payload") or entry)
+    if entry.get("type") == "gemini":
+        text_part = {"text": read_text(entry.get("content"))}
+        yield _build_turn([text_part, *(entry.get("toolCalls") or ())])
     elif isinstance(item.get("output"), list):  # a response, as a whole
         parts: list[Any] = []
         for output_item in item["output"]:
-            parts += _parts_of(output_item)
-        yield _read_turn(parts)
+            parts += _message_parts(output_item)
+        yield _build_turn(parts)
     elif item.get("role") in ("assistant", "model") or item.get("type") in _ITEMS_WITH_CALLS:
-        yield _read_turn(_parts_of(item))
+        yield _build_turn(_message_parts(item))
 
 
-def _parts_of(item: dict[str, Any]) -> list[Any]:
+def _message_parts(item: dict[str, Any]) -> list[Any]:
     """Return texts and calls of a message or an item."""
     if item.get("type") in _ITEMS_WITH_CALLS:
         return [item]
@@ -198,7 +199,7 @@ def _parts_of(item: dict[str, Any]) -> list[Any]:
     return parts
 
 
-def _read_turn(parts: Sequence[Any]) -> ChatMessage:
+def _build_turn(parts: Sequence[Any]) -> ChatMessage:
     """Return a turn from its texts and calls; thoughts are left out."""
     text = ""
     tool_calls: list[ToolCall] = []
@@ -246,25 +247,31 @@ def compare_turns(calls: Sequence[Call], recorded_turns: Sequence[ChatMessage]) 
     only_captured = captured - recorded
     only_recorded = recorded - captured - optional
 
-    # Calls with broken arguments are compared by name alone.
-    recorded_by_name: dict[str, list[_TurnKey]] = {}
-    for key in only_recorded:
-        recorded_by_name.setdefault(key[0], []).append(key)
-    for key in list(only_captured):
-        if len(key) != 2 or is_json(key[1]):
-            continue
-        # Never reported as missing; one recorded call of its name is taken as this one.
-        only_captured[key] = 0
-        for recorded_key in recorded_by_name.get(key[0], ()):
-            if only_recorded[recorded_key]:
-                only_recorded[recorded_key] -= 1
-                break
+    _pair_broken_calls(only_captured, only_recorded)
 
     # Put the rest into words; an agent can write any number of turns into its record.
     differences = [f"only the gateway has {key!r}" for key in only_captured.elements()]
     for key in islice(only_recorded.elements(), _MAX_DIFFERENCES):
         differences.append(f"only the harness has {key!r}")
     return differences
+
+
+def _pair_broken_calls(only_captured: Counter[_TurnKey], only_recorded: Counter[_TurnKey]) -> None:
+    """Take calls with broken arguments out of the differences, each with a recorded call of its
+    name, if there is one.
+    """
+    recorded_by_name: dict[str, list[_TurnKey]] = {}
+    for key in only_recorded:
+        recorded_by_name.setdefault(key[0], []).append(key)
+    for key in list(only_captured):
+        is_broken_call = len(key) == 2 and not is_json(key[1])
+        if not is_broken_call:
+            continue
+        unpaired = only_captured.pop(key)
+        for recorded_key in recorded_by_name.get(key[0], ()):
+            paired = min(unpaired, only_recorded[recorded_key])
+            only_recorded[recorded_key] -= paired
+            unpaired -= paired
 
 
 def _turn_keys(turn: ChatMessage) -> list[_TurnKey]:

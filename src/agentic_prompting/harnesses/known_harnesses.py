@@ -77,8 +77,8 @@ def _settings_with_authentication(method: str) -> str:
 
 _KNOWN = (
     Harness(
-        "mini-swe-agent",
-        (
+        name="mini-swe-agent",
+        command=(
             "mini",
             "-y",
             "--exit-immediately",
@@ -93,8 +93,11 @@ _KNOWN = (
             "-o",
             "{home}/run.traj.json",
         ),
-        {"chat": ("litellm", "{base_url}"), "responses": ("litellm_response", "{base_url}")},
-        {
+        dialects={
+            "chat": ("litellm", "{base_url}"),
+            "responses": ("litellm_response", "{base_url}"),
+        },
+        environment={
             "OPENAI_API_BASE": "{url}",
             "OPENAI_API_KEY": "{api_key}",
             "MSWEA_CONFIGURED": "true",
@@ -111,8 +114,8 @@ _KNOWN = (
         package="pip install mini-swe-agent",
     ),
     Harness(
-        "codex",
-        (
+        name="codex",
+        command=(
             "codex",
             "exec",
             "--skip-git-repo-check",
@@ -120,19 +123,26 @@ _KNOWN = (
             "--dangerously-bypass-approvals-and-sandbox",
             "{task}",
         ),
-        {"responses": ("responses", "{base_url}")},
-        {"CODEX_HOME": "{home}/.codex", "POLICY_KEY": "{api_key}"},
-        {".codex/config.toml": _CODEX},
+        dialects={"responses": ("responses", "{base_url}")},
+        environment={"CODEX_HOME": "{home}/.codex", "POLICY_KEY": "{api_key}"},
+        files={".codex/config.toml": _CODEX},
         prompt_file=".codex/AGENTS.md",
         trace=".codex/sessions/**/rollout-*.jsonl",
         version="0.169.0",
         package="npm install -g @openai/codex",
     ),
     Harness(
-        "claude-code",
-        ("claude", "--print", "--dangerously-skip-permissions", "--model", "{model}", "{task}"),
-        {"messages": ("", "{address}")},
-        {
+        name="claude-code",
+        command=(
+            "claude",
+            "--print",
+            "--dangerously-skip-permissions",
+            "--model",
+            "{model}",
+            "{task}",
+        ),
+        dialects={"messages": ("", "{address}")},
+        environment={
             "ANTHROPIC_BASE_URL": "{url}",
             "ANTHROPIC_API_KEY": "{api_key}",
             # Its small model, which writes titles, is the policy too.
@@ -155,15 +165,15 @@ _KNOWN = (
         package="npm install -g @anthropic-ai/claude-code",
     ),
     Harness(
-        "opencode",
-        ("opencode", "run", "--model", "local/{model}", "{task}"),
-        {
+        name="opencode",
+        command=("opencode", "run", "--model", "local/{model}", "{task}"),
+        dialects={
             "chat": ("openai-compatible", "{base_url}"),
             "responses": ("openai", "{base_url}"),
             "messages": ("anthropic", "{base_url}"),
             "google": ("google", "{address}/v1beta"),
         },
-        {
+        environment={
             "OPENCODE_CONFIG_CONTENT": _OPENCODE,
             # No downloads: a network of the rollout's own has the gateway alone.
             "OPENCODE_DISABLE_AUTOUPDATE": "1",
@@ -176,48 +186,48 @@ _KNOWN = (
         package="npm install -g opencode-ai",
     ),
     Harness(
-        "pi",
-        ("pi", "--provider", "local", "--model", "{model}", "--print", "{task}"),
-        {
+        name="pi",
+        command=("pi", "--provider", "local", "--model", "{model}", "--print", "{task}"),
+        dialects={
             "chat": ("openai-completions", "{base_url}"),
             "responses": ("openai-responses", "{base_url}"),
             "messages": ("anthropic-messages", "{address}"),
             "google": ("google-generative-ai", "{address}/v1beta"),
         },
-        {"PI_OFFLINE": "1", "PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1"},
-        {".pi/agent/models.json": _PI},
+        environment={"PI_OFFLINE": "1", "PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1"},
+        files={".pi/agent/models.json": _PI},
         prompt_file=".pi/agent/AGENTS.md",
         trace=".pi/agent/sessions/**/*.jsonl",
         version="0.73.1",
         package="npm install -g @mariozechner/pi-coding-agent",
     ),
     Harness(
-        "qwen-code",
-        ("qwen", "--yolo", "--prompt", "{task}"),
-        {"chat": ("openai", "{base_url}")},
-        {
+        name="qwen-code",
+        command=("qwen", "--yolo", "--prompt", "{task}"),
+        dialects={"chat": ("openai", "{base_url}")},
+        environment={
             "OPENAI_API_KEY": "{api_key}",
             "OPENAI_BASE_URL": "{url}",
             "OPENAI_MODEL": "{model}",
             "QWEN_CODE_NO_RELAUNCH": "true",  # else it starts itself anew for a larger heap: seconds
         },
-        {".qwen/settings.json": _settings_with_authentication("openai")},
+        files={".qwen/settings.json": _settings_with_authentication("openai")},
         prompt_file=".qwen/QWEN.md",
         trace=".qwen/projects/*/chats/*.jsonl",
         version="0.15.10",
         package="npm install -g @qwen-code/qwen-code",
     ),
     Harness(
-        "gemini-cli",
-        ("gemini", "--yolo", "--model", "{model}", "--prompt", "{task}"),
-        {"google": ("gemini-api-key", "{address}")},
-        {
+        name="gemini-cli",
+        command=("gemini", "--yolo", "--model", "{model}", "--prompt", "{task}"),
+        dialects={"google": ("gemini-api-key", "{address}")},
+        environment={
             "GEMINI_API_KEY": "{api_key}",
             "GOOGLE_GEMINI_BASE_URL": "{url}",
             "GEMINI_TELEMETRY_ENABLED": "false",
             "GEMINI_CLI_TRUST_WORKSPACE": "true",
         },
-        {".gemini/settings.json": _settings_with_authentication("gemini-api-key")},
+        files={".gemini/settings.json": _settings_with_authentication("gemini-api-key")},
         prompt_file=".gemini/GEMINI.md",
         trace=".gemini/tmp/*/chats/session-*.jsonl",
         version="0.61.0",

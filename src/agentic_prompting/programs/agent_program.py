@@ -69,6 +69,19 @@ class RunRequest:
     limits: Limits
 
 
+@dataclass(frozen=True)
+class RunOutcome:
+    """What a run of an agent has come to. Without both, the agent gave no answer.
+
+    Args:
+        returned (`dict`, *optional*): Its answer and other fields.
+        error ([`LLMError`], *optional*): What fails the rollout.
+    """
+
+    returned: dict[str, Any] | None = None
+    error: LLMError | None = None
+
+
 class AgentRun(ABC):
     """One run of an agent, which plays one episode.
 
@@ -306,25 +319,15 @@ class AgentProgram(Environment, ABC):
         # Run the agent until it returns or the session ends.
         request = RunRequest(rollout.row, base_url, api_key, system_prompt, limits)
         task = asyncio.ensure_future(self._convert_errors(run.play(request)))
-        returned: dict[str, Any] | None = None
-        error: LLMError | None = None
+        outcome = RunOutcome()
         try:
-            returned = await self._wait_for(task, session)
-        except LimitExceeded as failure:
-            # The run has used more resources than it may: the policy's mistake, and no error.
-            logger.info("a rollout was ended: %s", failure)
-            session.reach_limit("malformed")
-        except LLMError as failure:
-            # A mistake of the policy is an outcome that it learns from, and no error.
-            if not self._is_policy_to_blame(failure, session, run):
-                error = failure
+            outcome = await self._wait_for_outcome(task, session, run)
         finally:
-            # The environment of this process is shared with the rollouts that run at the same time.
-            for variable in os.environ:
-                if api_key in os.environ.get(variable, ""):
-                    self._advice.warn_of_shared_key(variable)
+            # Also when the policy has raised, or the episode is cancelled.
+            for variable in _find_variables_with(api_key):
+                self._advice.warn_of_shared_key(variable)
             # From here on no call is answered, so that the call tree stays as it is.
-            session.close("it has failed" if error else "the program has ended")
+            session.close("it has failed" if outcome.error else "the program has ended")
             self._gateway.close_key(api_key)
             abandon(task)
             # The processes of the run end when its task does.
@@ -332,16 +335,17 @@ class AgentProgram(Environment, ABC):
                 await asyncio.wait({task})
 
         # Without any call there is nothing to train on.
-        if error is None and not session.tree.calls:
-            error = ServerFailed(
+        if outcome.error is None and not session.tree.calls:
+            message = (
                 "the program made no call that was answered: does it use the base_url that it got?"
             )
+            outcome = RunOutcome(error=ServerFailed(message))
 
         # Write the rollout. In a thread, because a program can send many megabytes.
-        await asyncio.to_thread(self._write_rollout, rollout, session, returned, error)
+        await asyncio.to_thread(self._write_rollout, rollout, session, outcome)
 
         # Warn about common problems, and let the run add what it alone knows, such as a reward.
-        await self._look_at_calls(session, error)
+        await self._look_at_calls(session, outcome.error)
         await run.finish(rollout, session)
 
     def _find_renderer(self, chat_format: ChatFormat) -> Renderer:
@@ -360,6 +364,27 @@ class AgentProgram(Environment, ABC):
             raise
         except Exception as error:
             raise raised_by(error, self.mistakes) from None
+
+    async def _wait_for_outcome(
+        self, task: asyncio.Future[dict[str, Any] | None], session: Session, run: AgentRun
+    ) -> RunOutcome:
+        """Wait for the run, and decide whether a failure is an error or the policy's mistake.
+
+        Raises:
+            `Exception`: Whatever the policy raises.
+        """
+        try:
+            return RunOutcome(returned=await self._wait_for(task, session))
+        except LimitExceeded as failure:
+            # The run has used more resources than it may: the policy's mistake, and no error.
+            logger.info("a rollout was ended: %s", failure)
+            session.reach_limit("malformed")
+            return RunOutcome()
+        except LLMError as failure:
+            # A mistake of the policy is an outcome that it learns from, and no error.
+            if self._is_policy_to_blame(failure, session, run):
+                return RunOutcome()
+            return RunOutcome(error=failure)
 
     async def _wait_for(
         self, task: asyncio.Future[dict[str, Any] | None], session: Session
@@ -408,8 +433,7 @@ class AgentProgram(Environment, ABC):
         self,
         rollout: Rollout,
         session: Session,
-        returned: dict[str, Any] | None,
-        error: LLMError | None,
+        outcome: RunOutcome,
     ) -> None:
         """Write the calls of a session and the outcome into its rollout."""
         # Token sequences. The first one is the rollout's own.
@@ -453,14 +477,14 @@ class AgentProgram(Environment, ABC):
         other_replies = tuple(session.llm_replies)
         if calls:
             other_replies = calls[0].llm_replies + other_replies
-        if error is not None:
-            rollout.fail(Observation(error=error, replies=other_replies))
+        if outcome.error is not None:
+            rollout.fail(Observation(error=outcome.error, replies=other_replies))
             return
         if other_replies:
             rollout.observations.append(Observation(replies=other_replies))
         # The outcome: an answer, else the limit that the program reached, else neither.
-        rollout.returned = returned or {}
-        if returned is not None:
+        rollout.returned = outcome.returned or {}
+        if outcome.returned is not None:
             rollout.finish("answered")
         elif session.limit_reached is not None:
             rollout.finish(session.limit_reached.status)
@@ -487,6 +511,14 @@ class AgentProgram(Environment, ABC):
             changed_message=changed_message,
             has_raised=has_raised,
         )
+
+
+def _find_variables_with(api_key: str) -> list[str]:
+    """Return the variables of this process that have the key of a rollout.
+
+    The environment is shared with the rollouts that run at the same time.
+    """
+    return [variable for variable in os.environ if api_key in os.environ.get(variable, "")]
 
 
 # ---- rows and returned values ----

@@ -42,8 +42,8 @@ from .session_end import ReachedLimit, SessionEnd
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# End the rollout after this many calls in a row whose context left no room for a reply. Calls before
-# that get an error upon which clients shorten their conversation.
+# End the rollout after this many calls in a row whose context left no room for a reply. Calls
+# before that get an error upon which clients shorten their conversation.
 MAX_CONTEXT_ERRORS = 3
 
 # Conversations with more characters than this are rendered in a thread. Each message counts as some
@@ -176,8 +176,8 @@ class Session:
         Raises:
             [`Refusal`]: The rollout has made all its calls.
         """
-        # Which model a request is for is unknown before its body is read. Without large LLMs only the
-        # policy's calls count.
+        # Which model a request is for is unknown before its body is read. Without large LLMs only
+        # the policy's calls count.
         can_call_policy = self._call_count < self.max_calls
         can_call_llm = bool(self.llms) and self.llm_call_count < self.max_llm_calls
         if not can_call_policy and not can_call_llm:
@@ -457,7 +457,7 @@ class Session:
         return min(remaining, max_turn_tokens, requested)
 
     def reach_limit(self, status: Status, name: str = "", size: int = 0) -> None:
-        """Record a limit that the rollout has exceeded, as a [`ReachedLimit`]. The first one counts."""
+        """Record a limit that the rollout has exceeded; see [`ReachedLimit`]. The first counts."""
         if self.limit_reached is None:
             if name:
                 logger.info("a rollout has reached its limit of %d %s", size, name)

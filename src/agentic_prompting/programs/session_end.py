@@ -1,5 +1,5 @@
-"""[`SessionEnd`]: whether a session still answers calls, and why not; [`ReachedLimit`]: a limit that a
-rollout has exceeded, which is no end yet.
+"""[`SessionEnd`]: whether a session still answers calls, and why not; [`ReachedLimit`]: a limit
+that a rollout has exceeded, which is no end yet.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class SessionEnd:
     """The end of a session: pending, then a reason or an error. The first one counts.
 
     Attributes:
-        future (`asyncio.Future[str]`): Pending while calls are answered. Its result is the reason of
-            the end; its exception is the error of the policy or a large LLM that fails the rollout.
+        future (`asyncio.Future[str]`): Pending while calls are answered. Its result is the reason
+            of the end; its exception is the error of the policy or a large LLM that fails the
+            rollout.
     """
 
     def __init__(self) -> None:

@@ -177,7 +177,9 @@ def find_work_folder(prompt: str) -> str:
     return named[1] if named else _CONFINED_WORK_FOLDER
 
 
-def fill_arguments(tool: Mapping[str, Any], command: str, work_folder: str) -> dict[str, Any]:
+def fill_arguments(
+    tool: Mapping[str, Any], command: str, work_folder: str = _CONFINED_WORK_FOLDER
+) -> dict[str, Any]:
     """Arguments for a tool that runs commands, or reads or writes files."""
     schema = tool.get("parameters") or {}
     required = schema.get("required") or ()

@@ -142,6 +142,24 @@ def test_dropped_rows_are_named_once(tmp_path, caplog):
     assert sum("dropped 1 row" in message for message in caplog.messages) == 1
 
 
+def test_a_command_sees_no_truth_under_its_own_name(tmp_path, monkeypatch):
+    """The policy drives the command, which reads its row."""
+    (tmp_path / "own_command.py").write_text("program = ['agent', '{question}']\n")
+    columns = "question=Frage,answers=Antwort,tests=Tests"
+    agent = AgentArguments(program=f"{tmp_path}/own_command.py:program", columns=columns)
+    program = agent.build_program()
+    assert {"Antwort", "Tests"} <= {*program.hidden} and "Frage" not in program.hidden
+
+    (tmp_path / "own_object.py").write_text(
+        "from agentic_prompting.harnesses import CommandProgram, Workspace\n"
+        "workspace = Workspace(isolation='none')\n"
+        "program = CommandProgram(['agent'], workspace=workspace)\n"
+    )
+    options = EvaluateOptions(environment=f"{tmp_path}/own_object.py:program", columns=columns)
+    with ExitStack() as stack:
+        assert "Antwort" in options.open_environment(stack, options.budget()).hidden
+
+
 def test_the_agent_sees_no_file_of_tasks(file, monkeypatch):
     """Those of the evaluation hold answers, too."""
     seen = []

@@ -1,5 +1,8 @@
 """Messages of a command in its own words."""
 
+import sys
+import warnings
+
 import pytest
 
 from agentic_prompting.cli import script
@@ -31,3 +34,18 @@ def test_a_command_names_its_options_in_warnings(capsys, monkeypatch):
     script.print_error("lower problems_per_step= or num_generations=, raise budget_tokens=")
     words = capsys.readouterr().err
     assert "--problems-per-step or --num-generations, raise --budget-tokens" in words
+
+
+@pytest.mark.parametrize(
+    ("module", "count"), [("transformers.training_args", 0), ("trl.models.utils", 0), ("mine", 1)]
+)
+def test_renames_inside_libraries_are_not_shown(monkeypatch, module, count):
+    monkeypatch.setattr(sys, "warnoptions", [])
+
+    def warn():
+        warnings.warn_explicit("`a` is deprecated", FutureWarning, "file.py", 1, module=module)
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        script.run_script(warn)
+    assert len(shown) == count

@@ -10,6 +10,8 @@ import threading
 import time
 import types
 
+import httpx
+import openai
 import pytest
 
 from agentic_prompting.llm import ScriptedChat, complete, gather, loop as loop_module, run, start
@@ -67,6 +69,22 @@ class Mute(Exception):
 )
 def test_every_exception_has_a_text(error, text):
     assert describe(error) == text
+
+
+def test_a_refusal_of_a_vendor_is_its_message():
+    """Their clients write the body of the reply as a Python dict."""
+    body = {"error": {"message": "The context is too long.", "type": "invalid", "param": None}}
+    request = httpx.Request("POST", "http://localhost/v1")
+    reply = httpx.Response(400, request=request, json=body)
+    text = f"Error code: 400 - {body}"
+    expected = "BadRequestError: Error code: 400 - The context is too long."
+    # OpenAI's client keeps the inner object of the body, Anthropic's the whole.
+    for kept in (body["error"], body):
+        error = openai.BadRequestError(text, response=reply, body=kept)
+        assert describe(error) == expected
+    # Without a message the text stays as it is.
+    error.body = {"type": "invalid"}
+    assert describe(error, 1000) == f"BadRequestError: {error}"
 
 
 def test_exception_without_a_text_is_survived_everywhere():

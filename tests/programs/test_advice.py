@@ -16,7 +16,7 @@ from agentic_prompting.programs import (
     Program,
     agent_program,
 )
-from agentic_prompting.programs.advice import find_changed_message
+from agentic_prompting.programs.advice import Advice, find_changed_message
 from support.programs import play_program
 
 Q = {"role": "user", "content": "q"}
@@ -240,6 +240,13 @@ def test_wishes_that_make_no_difference_are_said_once(caplog):
         "the program asked for temperature=0.4"
     ]
     assert "top_p=0.5" in warnings_in(caplog)[0]
+    assert "tools" not in warnings_in(caplog)[0], "it has asked for none"
+
+
+def test_tools_of_a_vendor_are_no_sampling(caplog):
+    Advice().look_at([], {"tools": "web_search"}, changed_message="", has_raised=False)
+    (warning,) = warnings_in(caplog)
+    assert "web_search" in warning and "vendor" in warning and "samples" not in warning
 
 
 def test_a_key_in_the_shared_environment(caplog, monkeypatch):

@@ -90,6 +90,7 @@ def check_env(arguments: Sequence[str]) -> int:
     if options.dataset:
         if options.model is not None:
             options.add_trained_columns(options.model)
+        environment.hide_columns(options.column_names())
         dataset = options.load("", 0)
         # A program gets the rows that `train agent` gives it.
         rows = list(dataset)

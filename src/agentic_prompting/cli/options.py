@@ -386,6 +386,8 @@ class LargeLLM(EnvironmentModel, Spending):
         # Your own environment, or the large LLM at its endpoint.
         if self.environment is not None:
             environment = load_environment(self.environment)
+            # Rows have the columns of `--columns` under both names.
+            environment.hide_columns(read_columns(getattr(self, "columns", None)))
         else:
             model, base_url = self.start_endpoint(stack)
             chat = self.connect(stack, model, base_url, "environment")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ T = TypeVar("T")
 _ARGUMENT = re.compile(r"(?<![\w?&/.=-])([a-z]+(?:_[a-z]+)*)=(True|False)?(?=$|[\s,;:.)])")
 _option_names: set[str] = set()
 BAD_INPUT = 2
+_LIBRARIES = r"(transformers|trl|peft|accelerate|datasets|huggingface_hub)(\.|$)"
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
 
@@ -28,6 +30,9 @@ def run_script(main: Callable[[], T]) -> T:
         `SystemExit`: With status 2 after a line about a bad option, value, file or part of your own; with 1 after a
             line about an endpoint; with 130 after Ctrl-C.
     """
+    # They tell developers of these libraries about renamed arguments, and users nothing.
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore", category=FutureWarning, module=_LIBRARIES)
     try:
         return main()
     except (ValueError, OSError) as error:

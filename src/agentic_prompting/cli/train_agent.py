@@ -156,6 +156,11 @@ class AgentArguments(DataAndEnvironment):
 
     def build_program(self, reward: Callable[..., Any] | None = None) -> AgentProgram:
         """The program that the options name."""
+        program = self._load_program(reward)
+        program.hide_columns(self.column_names())
+        return program
+
+    def _load_program(self, reward: Callable[..., Any] | None) -> AgentProgram:
         # A command runs in work folders of its own, one for each rollout.
         workspace = Workspace(
             source=self.source,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Unpack
 
@@ -101,6 +101,12 @@ class CommandProgram(AgentProgram):
     def keep_private(self, paths: Sequence[str]) -> None:
         """Hide files and folders from the command, even if they lie in a folder that its workspace shows."""
         self.private_paths += map(os.path.abspath, paths)
+
+    def hide_columns(self, columns: Mapping[str, str]) -> None:
+        """Hide solutions, files and tests under the names of the user's data, too."""
+        hidden = (*self.hidden, self.workspace.tests, self.workspace.files)
+        own_names = [own_name for name, own_name in columns.items() if name in hidden]
+        self.hidden = tuple(dict.fromkeys([*self.hidden, *own_names]))
 
     @asynccontextmanager
     async def open_run(self, rollout: Rollout) -> AsyncIterator[AgentRun]:

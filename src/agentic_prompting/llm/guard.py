@@ -26,7 +26,7 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,8 +98,24 @@ def describe(error: BaseException, max_length: int = _MAX_LENGTH) -> str:
     if isinstance(error, Escaped):
         error = error.original
     name = type(error).__name__
-    text = text_of(error, max_length)
+    text = text_of(error, max_length, _text_of_exception)
     return f"{name}: {text}" if text else name
+
+
+def _text_of_exception(error: BaseException) -> str:
+    """Return the text of an exception. Clients of vendors write the body of a refusal as a Python dict, in whose place
+    its message stands."""
+    text = str(error)
+    # OpenAI's client keeps the inner object of the body, Anthropic's the whole, Google's as `details`.
+    body = getattr(error, "body", None) or getattr(error, "details", None)
+    if not isinstance(body, Mapping):
+        return text
+    inner = body.get("error", body)
+    message = inner.get("message") if isinstance(inner, Mapping) else None
+    start = text.find("{")
+    if not isinstance(message, str) or start < 0:
+        return text
+    return text[:start] + message
 
 
 def text_of(

@@ -161,10 +161,13 @@ class Advice:
             return
         self._warned.update(new_names)
         settings = ", ".join(f"{name}={quote(ignored_settings[name])}" for name in new_names)
+        reasons = []
+        if new_names != ["tools"]:
+            reasons.append("the policy samples as the trainer says")
+        if "tools" in new_names:
+            reasons.append("tools that a vendor would run are left out")
         logger.warning(
-            "the program asked for %s, which has no effect: the policy samples as the trainer says, "
-            "and tools that a vendor would run are left out",
-            settings,
+            "the program asked for %s, which has no effect: %s", settings, " and ".join(reasons)
         )
 
     def _warn_of_single_calls(self) -> None:

@@ -109,6 +109,13 @@ class Environment:
     def keep_private(self, paths: Sequence[str]) -> None:
         """Hide files and folders of a run, such as its output and its data, from the agent."""
 
+    def hide_columns(self, columns: Mapping[str, str]) -> None:
+        """Hide the truth from the agent under the names that the user's data has for it, too.
+
+        Args:
+            columns (`Mapping[str, str]`): Our name for a column -> that of the data. Rows have both.
+        """
+
     def charge_to(self, budget: Budget, account: str) -> None:
         """Charge the environment's spending to `budget`.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentic_prompting.cli.loader import SCORES, load_score
+from agentic_prompting.data import hold_out, load_task
 from support.refine_models import answer, critic, improve
 from support.servers import Answer, LoopbackServer
 
@@ -158,6 +159,7 @@ def test_a_table_is_refined_and_compared(run, models, tmp_path):
         (line,) = [line for line in out.splitlines() if line.startswith(f"{name}  ")]
         assert "[" in line and line.endswith("of 2"), out
     summary = json.loads(run(*words, "--json")[1])["summary"]
+    assert "no gain was shown: the interval contains 0" in out
     low, high = summary["accuracy_interval"]
     assert low < summary["accuracy"] == 0.5 < high
     assert summary["accuracy_before"] == 0.5 and summary["accuracy_gained"] == 0.0
@@ -180,6 +182,24 @@ def test_a_file_reads_as_in_other_commands(run, models, tmp_path, name, text):
     status, out, err = run(*words, "--json")
     assert status == 0, err
     assert json.loads(out)["summary"]["accuracy"] == 0.0
+
+
+def test_a_share_of_a_dataset_is_refined(run, models, tmp_path):
+    """The questions that the other commands hold out."""
+    table = tmp_path / "mine.csv"
+    table.write_text("request,reply\n" + "".join(f"Which is {n}?,x\n" for n in range(10)))
+    words = ["refine", "--dataset", table, "--columns", "question=request,answer=reply", *models]
+    words += ["--paper-setting", "no_verifier", "--json"]
+    status, out, err = run(*words, "--held-out", 0.4)
+    assert status == 0, err
+    rows = load_task(str(table), columns={"question": "request", "answer": "reply"})
+    _, held_out = hold_out(rows, 0.4)
+    refined = [result["query"] for result in json.loads(out)["results"]]
+    assert refined == list(held_out["question"]) and len(refined) == 4
+    assert json.loads(out)["summary"]["accuracy"] == 0.0
+    assert len(json.loads(run(*words)[1])["results"]) == 10
+    status, _, err = run("refine", "--input", table, "--held-out", 0.4, *models)
+    assert status == 2 and "--dataset" in err
 
 
 def test_a_table_may_hold_questions_alone(run, models, tmp_path):
@@ -248,8 +268,8 @@ def test_failed_questions_are_said_and_show_in_the_status(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "either --query TEXT or --input FILE"),
-        (["--query", "q", "--input", "f"], "either --query TEXT or --input FILE"),
+        ([], "one of --query TEXT, --input FILE and --dataset FILE"),
+        (["--query", "q", "--input", "f"], "one of --query TEXT, --input FILE and --dataset FILE"),
         (["--query", "q"], "either --task-model NAME or --local-model FOLDER"),
         (["--query", "q", "--task-model", "m"], "--feedback-model NAME"),
         (

@@ -23,6 +23,7 @@ from .options import (
     JSON_HELP,
     Recording,
     Spending,
+    TaskRows,
     Tracing,
     client_help,
     option,
@@ -148,6 +149,12 @@ class RefineOptions(RefineModels, Tracing):
     input: Path | None = option(
         "File of questions as JSON lines: texts, or objects with `question` (`answers`, `id`); or a table: .csv, .tsv, .xlsx, .parquet."
     )
+    dataset: str | None = option(
+        "Your own rows, with accepted answers, as the other commands read them (.jsonl, .json, .csv, .tsv, .xlsx, .parquet)."
+    )
+    held_out: float | None = option(
+        "Share of the rows of --dataset for evaluation, such as 0.3: only these are refined, the same rows in every command."
+    )
     columns: str | None = option("Which column of a table is which: question=q,answers=a.")
     output: Path | None = option(
         "File for the results, as JSON lines; run again, a stopped run goes on."
@@ -186,11 +193,15 @@ class RefineOptions(RefineModels, Tracing):
                 "the sandbox has scripted models; leave it out",
             )
             refuse_options(self, ("score",), "the sandbox scores its own puzzles; leave it out")
-        if self.input is None:
-            refuse_options(self, ("columns",), "it is for a table, --input FILE")
+        if self.input is None and self.dataset is None:
+            refuse_options(self, ("columns",), "it is for a table, --input FILE or --dataset FILE")
+        if self.dataset is None:
+            refuse_options(self, ("held_out",), "it is for the rows of --dataset FILE")
         if self.query is not None:
             refuse_options(
-                self, ("score",), "--query has no accepted answers; give both with --input FILE"
+                self,
+                ("score",),
+                "--query has no accepted answers; give both with --input FILE or --dataset FILE",
             )
         if self.unit != "tokens":
             refuse_options(self, ("tokens_per_step",), f"a step is one {self.unit} with --unit")
@@ -285,16 +296,28 @@ def refine(arguments: Sequence[str]) -> int:
 
 def _read_rows(options: RefineOptions) -> list[Any]:
     """The questions that the options name. Raises `ValueError` if they name none, or a line is not JSON."""
-    if (options.query is None) == (options.input is None):
+    sources = [options.query, options.input, options.dataset]
+    if sum(source is not None for source in sources) != 1:
         raise ValueError(
-            "name the questions with either --query TEXT or --input FILE (or try --sandbox)"
+            "name the questions with one of --query TEXT, --input FILE and --dataset FILE (or try "
+            "--sandbox)"
         )
+    if options.dataset is not None:
+        return _load_dataset(options)
     if options.input is None:
         return [options.query]
     # Tables, and files whose columns have other names.
     if options.columns or options.input.suffix.lower() not in (".jsonl", ".json", ".txt", ""):
         return _read_table(options.input, options.columns)
     return [_with_answers(row) for row in _read_lines(options.input)]
+
+
+def _load_dataset(options: RefineOptions) -> list[dict[str, Any]]:
+    """The rows of `--dataset`, or the share of them that `--held-out` sets aside in every command."""
+    rows = TaskRows(
+        dataset=options.dataset, columns=options.columns, held_out=options.held_out
+    ).load_for_evaluation("")
+    return list(rows.select_columns(["id", "question", "answers"]))
 
 
 def _with_answers(row: Any) -> Any:
@@ -350,7 +373,7 @@ def _sandbox_rows(options: RefineOptions) -> list[Any]:
     """The named questions, or else the first puzzle that the scripted model gets wrong under the prompt."""
     from ..sandbox.puzzles import PuzzleSolver, make_puzzles, score_puzzle
 
-    if options.query is not None or options.input is not None:
+    if any(source is not None for source in (options.query, options.input, options.dataset)):
         return _read_rows(options)
     solver = PuzzleSolver()
     puzzles = make_puzzles(50, seed=4)
@@ -397,3 +420,6 @@ def _print_results(
     for name, estimate in accuracy.items():
         interval = f"[{estimate.low:.3f}, {estimate.high:.3f}] of {estimate.n}"
         print(f"{name.replace('_', ' '):28} {estimate.mean:.4g} {interval}")
+    gain = accuracy.get("accuracy_gained")
+    if gain is not None and gain.low <= 0 <= gain.high:
+        print("no gain was shown: the interval contains 0")

@@ -5,6 +5,7 @@ The papers' tables, and the optimisers that they compare with, are reproduced wi
 """
 
 from ..rewards import read_answer
+from .comparisons import Comparison, compare_runs, compare_systems
 from .evaluate_agent import Evaluation, EvaluationStopped, evaluate_agent
 from .evaluation_tasks import EvaluationTask, load_evaluation_task
 from .intervals import (
@@ -26,6 +27,7 @@ from .pool_systems import (
     baselines_of_pool,
 )
 from .repeats import pass_at_k
+from .saved_runs import load_run, save_run
 from .scoring import Result, format_scores, score_records
 from .systems import (
     AgentSystem,
@@ -36,14 +38,9 @@ from .systems import (
     System,
 )
 from .tables import (
-    Comparison,
-    compare_runs,
-    compare_systems,
     differences_table,
-    load_run,
     repeats_table,
     results_table,
-    save_run,
     to_json,
     to_markdown,
     write_tables,

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from ..llm.guard import call_guarded, describe
@@ -201,6 +202,22 @@ def format_scores(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
     return scores
 
 
+def count_iterations(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
+    """Refinement steps of each answered question (ProRefine, Figure 4); `None` for other records."""
+    counts: list[float | None] = []
+    for record in records:
+        trajectory = record.get("trajectory")
+        if is_answered(record) and isinstance(trajectory, Mapping):
+            counts.append(trajectory.get("steps"))
+        else:
+            counts.append(None)
+    return counts
+
+
+SYSTEM_METRICS = MappingProxyType({"format": format_scores, "iterations": count_iterations})
+"""Metrics that [`summarise`] adds by itself to the results of the systems that have them."""
+
+
 def summarise(
     system: str,
     task: str,
@@ -215,11 +232,8 @@ def summarise(
     scores = score_records(records, metrics)
 
     # Metrics that only some systems have.
-    system_scores = {
-        "format": format_scores(records),
-        "iterations": [_iterations_of(record) for record in records],
-    }
-    for name, metric_scores in system_scores.items():
+    for name, score_system in SYSTEM_METRICS.items():
+        metric_scores = score_system(records)
         if any(score is not None for score in metric_scores):
             scores[name] = metric_scores
 
@@ -314,11 +328,3 @@ def _is_of_program(record: Mapping[str, Any]) -> bool:
     """Whether an agent program has answered, which counts its calls."""
     trajectory = record.get("trajectory")
     return isinstance(trajectory, Mapping) and "program/calls" in trajectory.get("counts", {})
-
-
-def _iterations_of(record: Mapping[str, Any]) -> float | None:
-    """Refinement steps of an answered question (ProRefine, Figure 4)."""
-    trajectory = record.get("trajectory")
-    if not is_answered(record) or not isinstance(trajectory, Mapping):
-        return None
-    return trajectory.get("steps")

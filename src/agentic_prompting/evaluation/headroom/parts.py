@@ -39,7 +39,7 @@ from .caller import (
 from .ceiling import measure_ceiling
 from .group_signal import measure_groups
 from .prompts import (
-    Table,
+    ScoreTable,
     TooFewScores,
     choose_challenger,
     expect_further,
@@ -205,7 +205,7 @@ class PromptPart:
 
     async def _score_prompts(
         self, texts: Sequence[str], rows: Sequence[Row], repeats: int
-    ) -> list[Table]:
+    ) -> list[ScoreTable]:
         """A table of scores by row and prompt for each repeat, the start prompt first."""
         tables = np.empty((repeats, len(rows), len(texts)))
         for column, text in enumerate(texts):
@@ -440,7 +440,7 @@ class ChoicePart:
         setattr(result, self.field_name, measure_ceiling(table, list(self.choices)))
 
 
-def _mean_without_missing(tables: Sequence[Table]) -> Table:
+def _mean_without_missing(tables: Sequence[ScoreTable]) -> ScoreTable:
     """The mean over the repeats that have a score; NaN if none has."""
     scores = np.array(tables)
     counts = (~np.isnan(scores)).sum(axis=0)

@@ -33,7 +33,7 @@ from ..intervals import Estimate
 
 Verdict = Literal["worth it", "not worth it", "cannot tell"]
 # (rows, prompts) of scores, the start prompt first; NaN for a missing score.
-Table = NDArray[np.float64]
+ScoreTable = NDArray[np.float64]
 
 LEVEL = 0.95
 """Coverage of all intervals. The one-sided error of a verdict is half of 1 - `LEVEL`."""
@@ -219,13 +219,13 @@ def default_delta(calls: int) -> float:
 # ---- the stages ----
 
 
-def complete_rows(scores: ArrayLike) -> Table:
+def complete_rows(scores: ArrayLike) -> ScoreTable:
     """Return the rows of a table that have a score in every column. Raises like [`read_table`]."""
     table = read_table(scores)
     return table[~np.isnan(table).any(axis=1)]
 
 
-def read_table(scores: ArrayLike) -> Table:
+def read_table(scores: ArrayLike) -> ScoreTable:
     """Convert scores to an array of rows and columns.
 
     Raises:
@@ -416,7 +416,7 @@ def compare_prompts(scores: ArrayLike) -> PromptTest:
     return PromptTest(statistic, p_value, math.sqrt(max(0.0, between - error)))
 
 
-def _means_and_error(scores: ArrayLike) -> tuple[Table, float]:
+def _means_and_error(scores: ArrayLike) -> tuple[NDArray[np.float64], float]:
     """Return the means of the prompts, and the variance of such a mean in contrasts: residual mean
     square / rows.
     """
@@ -542,7 +542,7 @@ def route_prompts(first: ArrayLike, second: ArrayLike, rng: np.random.Generator)
     return paired_gain(pairs).estimate
 
 
-def as_table(rows: Sequence[Sequence[float | None]]) -> Table:
+def as_table(rows: Sequence[Sequence[float | None]]) -> ScoreTable:
     """Convert scores with `None` for failures to a table with NaN."""
     float_rows: list[list[float]] = []
     for row in rows:

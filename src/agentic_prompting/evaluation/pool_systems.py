@@ -11,7 +11,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -78,9 +78,9 @@ def answer_of_workers(
     """
     calls = [call for reply in replies for call in reply.replies]
     # Failed calls of other replies do not make the answer a failed one.
-    sound_calls = [replace(call, error=None) for call in calls]
+    calls_without_errors = [replace(call, error=None) for call in calls]
     seconds = time.perf_counter() - started
-    answer = answer_of_replies(sound_calls, seconds, {"workers": list(workers)})
+    answer = answer_of_replies(calls_without_errors, seconds, {"workers": list(workers)})
     error = chosen.error
     if error is not None:
         message = f"{error.kind}: {error}"
@@ -175,11 +175,11 @@ class OracleRouterSystem(PoolSystem):
             answer_of_workers([reply], reply, [worker], started)
             for worker, reply in zip(self.pool, replies, strict=True)
         ]
-        fatal = [answer for answer in answers if answer.fatal]
-        if fatal:
-            return fatal[0]
-        sound = [answer for answer in answers if answer.error is None]
-        if not sound:
+        fatal_answers = [answer for answer in answers if answer.fatal]
+        if fatal_answers:
+            return fatal_answers[0]
+        succeeded_answers = [answer for answer in answers if answer.error is None]
+        if not succeeded_answers:
             return answers[0]
 
         # The highest score first, and of equal ones the cheapest answer.
@@ -187,7 +187,7 @@ class OracleRouterSystem(PoolSystem):
             score = self.score(answer.text or "", row["answers"]) or 0.0
             return (-score, answer.worth_usd or 0.0)
 
-        return min(sound, key=rank)
+        return min(succeeded_answers, key=rank)
 
 
 class BestOfSystem(PoolSystem):
@@ -223,16 +223,18 @@ class BestOfSystem(PoolSystem):
         ]
         replies = await asyncio.gather(*samples)
         # An error that affects all further questions is the outcome of this one.
-        errors = [reply for reply in replies if reply.error is not None]
-        fatal = [reply for reply in errors if reply.error is not None and reply.error.fatal]
+        failed_replies = [reply for reply in replies if reply.error is not None]
+        fatal_replies = [reply for reply in failed_replies if reply.error and reply.error.fatal]
         # The most frequent answer among the samples that did not fail.
-        sound = [reply for reply in replies if reply.error is None]
-        if fatal or not sound:
-            chosen = (fatal or errors)[0]
+        succeeded_replies = [reply for reply in replies if reply.error is None]
+        if fatal_replies or not succeeded_replies:
+            chosen = (fatal_replies or failed_replies)[0]
         else:
-            texts = [normalize_answer(read_answer(reply.quotable_text) or "") for reply in sound]
+            texts = []
+            for reply in succeeded_replies:
+                texts.append(normalize_answer(read_answer(reply.quotable_text) or ""))
             most_frequent = Counter(texts).most_common(1)[0][0]
-            chosen = sound[texts.index(most_frequent)]
+            chosen = succeeded_replies[texts.index(most_frequent)]
         return answer_of_workers(replies, chosen, [self.worker] * len(replies), started)
 
 
@@ -291,7 +293,7 @@ def baselines_of_pool(
     """
     systems: dict[str, System] = {}
     for name in pool:
-        systems[alone(name)] = WorkerSystem(pool, name, max_in_flight)
+        systems[name_alone(name)] = WorkerSystem(pool, name, max_in_flight)
     systems["even router"] = RouterSystem(pool, max_in_flight=max_in_flight)
     systems["oracle router"] = OracleRouterSystem(pool, score, max_in_flight)
     return systems
@@ -315,13 +317,13 @@ def baselines_at_cost(
     Raises:
         `KeyError`: If a system is not in the evaluation.
     """
-    workers = {name: _measure(evaluation, alone(name)) for name in pool}
+    workers = {name: _measure(evaluation, name_alone(name)) for name in pool}
     goal = _measure(evaluation, agent)
-    best = max(workers, key=lambda name: workers[name]["score"])
-    mean_usd = fmean(worker["usd"] for worker in workers.values())
+    best = max(workers, key=lambda name: workers[name].score)
+    mean_usd = fmean(worker.usd for worker in workers.values())
 
     # As many calls as the agent's dollars pay for.
-    samples = _count_calls(goal, workers[best]["usd"])
+    samples = _count_calls(goal, workers[best].usd)
     plan_calls = _count_calls(goal, mean_usd)
     return {
         f"best of {samples}, {best}": BestOfSystem(pool, best, samples, max_in_flight),
@@ -329,13 +331,21 @@ def baselines_at_cost(
     }
 
 
-def alone(worker: str) -> str:
+def name_alone(worker: str) -> str:
     """The name of a worker alone among the systems."""
     return f"{worker} alone"
 
 
-def _measure(evaluation: Evaluation, system: str) -> dict[str, float]:
-    """Score, dollars and calls a question of a system. Failed answers are left out."""
+@dataclass(frozen=True)
+class _QuestionMeans:
+    """Means of a system over its questions. Failed answers are left out."""
+
+    score: float
+    usd: float
+    calls: float
+
+
+def _measure(evaluation: Evaluation, system: str) -> _QuestionMeans:
     results = [result for result in evaluation.results if result.system == system]
     if not results:
         raise KeyError(f"the evaluation has no system {system!r}")
@@ -351,14 +361,14 @@ def _measure(evaluation: Evaluation, system: str) -> dict[str, float]:
     ]
     dollars = [worth_of(record) for record in records]
     calls = [record.get("calls") or 0 for record in records]
-    return {
-        "score": fmean(means),
-        "usd": fmean(dollars) if dollars else 0.0,
-        "calls": fmean(calls) if calls else 0.0,
-    }
+    return _QuestionMeans(
+        score=fmean(means),
+        usd=fmean(dollars) if dollars else 0.0,
+        calls=fmean(calls) if calls else 0.0,
+    )
 
 
-def _count_calls(goal: Mapping[str, float], usd_per_call: float) -> int:
+def _count_calls(goal: _QuestionMeans, usd_per_call: float) -> int:
     """Calls that cost what an agent costs; as many as the agent makes where a call is free."""
-    calls = goal["usd"] / usd_per_call if usd_per_call > 0 else goal["calls"]
+    calls = goal.usd / usd_per_call if usd_per_call > 0 else goal.calls
     return min(MAX_SAMPLES, max(1, round(calls)))

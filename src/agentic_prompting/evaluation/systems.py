@@ -441,7 +441,6 @@ def answer_of_refinement(result: RefinementResult) -> Answer:
 
     If a failure ended the refinement early, the best answer so far.
     """
-    has_failed = result.error is not None and not result.finish_reason
     usage = result.usage.values()
     # The usage of all roles together.
     answer = Answer(
@@ -460,6 +459,7 @@ def answer_of_refinement(result: RefinementResult) -> Answer:
         },
     )
     # The best answer so far, unless a failure left none.
+    has_failed = result.error is not None and not result.finish_reason
     if has_failed:
         return replace(answer, error=str(result.error))
     return replace(answer, text=read_answer(result.answer), whole=result.answer)

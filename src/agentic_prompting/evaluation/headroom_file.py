@@ -13,6 +13,9 @@ from ..llm.types import cost_in_words
 
 HEADROOM_FILE = "headroom.json"
 
+MEASUREMENT_NAMES = ("prompts", "signal", "refinement", "requests", "pool")
+"""What `headroom` measures: the fields of [`Headroom`] that have a sentence of their own."""
+
 Panel = Literal["score", "gain", "share"]
 
 
@@ -48,10 +51,11 @@ class HeadroomFigures:
 
     Args:
         figures (`list[Figure]`): Everything that was measured with an interval.
-        sentences (`dict[str, str]`): The verdict of each part, by name.
+        sentences (`dict[str, str]`): The verdict of each measurement, by name.
         delta (`float`): The smallest gain that is worth it.
         calls (`int`): Calls of large LLMs.
         cost_usd (`float`): Their cost.
+        replayed (`int`): How many of the calls came from a replay cache and were not paid for.
         stopped (`str`, *optional*): Why the measurement ended early.
     """
 
@@ -64,9 +68,9 @@ class HeadroomFigures:
     stopped: str | None = None
 
     @classmethod
-    def read(cls, folder: str | Path) -> HeadroomFigures | None:
+    def read(cls, path: str | Path) -> HeadroomFigures | None:
         """Read a file, or `headroom.json` in a folder. `None` if it is missing or damaged."""
-        path = Path(folder)
+        path = Path(path)
         if path.is_dir():
             path = path / HEADROOM_FILE
         try:
@@ -79,9 +83,9 @@ class HeadroomFigures:
     def from_json(cls, saved: Mapping[str, Any]) -> HeadroomFigures:
         """The figures of [`Headroom.to_json`]."""
         sentences = {}
-        for part in ("prompts", "signal", "refinement", "requests", "pool"):
-            if saved.get(part):
-                sentences[part] = str(saved[part]["sentence"])
+        for name in MEASUREMENT_NAMES:
+            if saved.get(name):
+                sentences[name] = str(saved[name]["sentence"])
         if saved.get("training"):
             sentences["training"] = str(saved["training"])
         return cls(

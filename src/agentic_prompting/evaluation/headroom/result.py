@@ -12,7 +12,7 @@ from typing import Any
 from ...llm.numbers import count_in_words
 from ...llm.types import cost_in_words
 from ...records import atomic_write
-from ..headroom_file import HEADROOM_FILE, HeadroomFigures
+from ..headroom_file import HEADROOM_FILE, MEASUREMENT_NAMES, HeadroomFigures
 from ..intervals import Estimate
 from .ceiling import Ceiling
 from .group_signal import GroupSignal
@@ -138,10 +138,10 @@ class Headroom:
         """Return all fields, verdicts and sentences as JSON."""
         # Verdicts and sentences are properties and methods, which `asdict` does not include.
         saved = asdict(self)
-        for name in ("prompts", "signal", "refinement", "requests", "pool"):
-            part = getattr(self, name)
-            if part is not None:
-                saved[name]["sentence"] = part.sentence()
+        for name in MEASUREMENT_NAMES:
+            measured = getattr(self, name)
+            if measured is not None:
+                saved[name]["sentence"] = measured.sentence()
         if self.signal is not None:
             saved["signal"]["verdict"] = self.signal.verdict
         if self.training is not None:

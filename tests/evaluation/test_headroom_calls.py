@@ -17,7 +17,7 @@ from agentic_prompting.evaluation.headroom import (
     headroom,
 )
 from agentic_prompting.evaluation.headroom.proposals import DEFAULT_REQUESTS, read_prompts
-from agentic_prompting.evaluation.headroom_file import HeadroomFigures
+from agentic_prompting.evaluation.headroom_figures import HeadroomFigures
 from agentic_prompting.llm import (
     BadRequest,
     Misconfigured,

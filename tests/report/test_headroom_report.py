@@ -6,7 +6,7 @@ import random
 import pytest
 
 from agentic_prompting.cli import main
-from agentic_prompting.evaluation.headroom_file import HEADROOM_FILE, HeadroomFigures
+from agentic_prompting.evaluation.headroom_figures import HEADROOM_FILE, HeadroomFigures
 from agentic_prompting.evolution import EvolveConfig
 from agentic_prompting.report import plot_headroom, write_report
 from agentic_prompting.report.headroom_rows import headroom_rows

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..environments import Workers
-from ..evaluation.headroom_file import HEADROOM_FILE
+from ..evaluation.headroom_figures import HEADROOM_FILE
 from ..refine import ProRefiner
 from .example_files import find_example
 from .headroom_options import HeadroomOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TextIO
 
-from ..evaluation.headroom_file import HEADROOM_FILE
+from ..evaluation.headroom_figures import HEADROOM_FILE
 
 
 def point_to_headroom(folder: Path, options: str, stream: TextIO) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..evaluation.headroom_file import HEADROOM_FILE, HeadroomFigures
+from ..evaluation.headroom_figures import HEADROOM_FILE, HeadroomFigures
 from .hub import find_model, is_hub_reachable
 from .loader import load_environment
 from .option_parser import OptionParser

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..evaluation.headroom_file import Figure, HeadroomFigures
+from ..evaluation.headroom_figures import Figure, HeadroomFigures
 from ..evolution.lineage import LINES, figure_class
 
 PANEL_TITLES = {"score": "score", "gain": "gain of score", "share": "share"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..evaluation import Evaluation
-from ..evaluation.headroom_file import HEADROOM_FILE, HeadroomFigures
+from ..evaluation.headroom_figures import HEADROOM_FILE, HeadroomFigures
 from ..evolution import Lineage, read_lineage
 from ..evolution.generation import JOURNAL_FILE, POPULATION_FILE
 from ..records import Record

@@ -7,7 +7,7 @@ scipy, which is slow; therefore `evaluation` does not import it, and it has to b
 own name.
 """
 
-from ..headroom_file import HEADROOM_FILE, Figure, HeadroomFigures
+from ..headroom_figures import HEADROOM_FILE, Figure, HeadroomFigures
 from .ceiling import Ceiling, measure_ceiling
 from .group_signal import GroupSignal, mean_over_rows, measure_groups, share_of_differing_groups
 from .measure import aheadroom, headroom

@@ -12,7 +12,7 @@ from typing import Any
 from ...llm.numbers import count_in_words
 from ...llm.types import cost_in_words
 from ...records import atomic_write
-from ..headroom_file import HEADROOM_FILE, MEASUREMENT_NAMES, HeadroomFigures
+from ..headroom_figures import HEADROOM_FILE, MEASUREMENT_NAMES, HeadroomFigures
 from ..intervals import Estimate
 from .ceiling import Ceiling
 from .group_signal import GroupSignal

@@ -13,7 +13,7 @@ from accelerate.utils import broadcast_object_list
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ...evaluation.headroom_file import HEADROOM_FILE
+from ...evaluation.headroom_figures import HEADROOM_FILE
 from ...records import only_writer
 
 logger = logging.getLogger(__name__)

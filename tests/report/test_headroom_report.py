@@ -9,7 +9,7 @@ from agentic_prompting.cli import main
 from agentic_prompting.evaluation.headroom_figures import HEADROOM_FILE, HeadroomFigures
 from agentic_prompting.evolution import EvolveConfig
 from agentic_prompting.report import plot_headroom, write_report
-from agentic_prompting.report.headroom_rows import headroom_rows
+from agentic_prompting.report.headroom_comparison import compare_with_headroom
 from agentic_prompting.report.run_summary import RunSummary
 from support.browser import record, write_run
 from support.evolving import ROWS, SETTINGS, run
@@ -56,7 +56,7 @@ def test_the_run_is_beside_what_headroom_said(measured):
                 record(0, RNG, 3, step=step, status="answered", cost_usd=0.25, **answer, **group)
             )
     write_run(measured, records)
-    rows = {row.name.split(":")[0]: row for row in headroom_rows(RunSummary.read(measured))}
+    rows = {row.name.split(":")[0]: row for row in compare_with_headroom(RunSummary.read(measured))}
     assert rows["floor"].predicted == "0.400 [0.300, 0.500]"
     assert rows["floor"].result == "0.250 exact match in the first step"
     assert rows["ceiling"].predicted == "0.600 to 0.900"
@@ -71,7 +71,7 @@ def test_held_out_scores_take_precedence(measured):
     scores = {"exact_match_before": 0.2, "interval_before": [0.1, 0.3]}
     scores |= {"exact_match_after": 0.9, "interval_after": [0.8, 0.95]}
     (measured / "summary.json").write_text(json.dumps(scores))
-    rows = headroom_rows(RunSummary.read(measured))
+    rows = compare_with_headroom(RunSummary.read(measured))
     assert rows[0].result == "0.200 [0.100, 0.300], before"
     assert rows[3].result == "0.900 [0.800, 0.950], after"
 
@@ -88,7 +88,7 @@ def test_the_gain_of_an_evolution_is_held_out(tmp_path):
         eval_rows=ROWS,
     )
     first, best = result.population.members[0], result.population.members[result.best.id]
-    (row, _) = headroom_rows(RunSummary.read(tmp_path))
+    (row, _) = compare_with_headroom(RunSummary.read(tmp_path))
     expected = f"{best.held_out['mean'] - first.held_out['mean']:+.3f}"
     assert row.result.startswith(expected) and "held-out rows" in row.result
 
@@ -110,7 +110,7 @@ def test_a_measurement_alone_is_reported(measured, capsys):
 
 def test_a_run_without_a_measurement_has_no_section(tmp_path):
     write_run(tmp_path, [record(0, RNG, 3, step=0, status="answered")])
-    assert headroom_rows(RunSummary.read(tmp_path)) == []
+    assert compare_with_headroom(RunSummary.read(tmp_path)) == []
     assert 'id="data-headroom"' not in write_report(tmp_path, pictures=False).read_text()
 
 

@@ -27,7 +27,7 @@ from ..records import Record
 from ..refine import RefinementResult
 from .cost_points import cost_points
 from .evaluation_summary import first_scores
-from .headroom_rows import headroom_rows
+from .headroom_comparison import compare_with_headroom
 from .plots import PANELS, panels_in
 from .rollout_records import (
     exact_match_of_record,
@@ -71,7 +71,7 @@ def run_blocks(run: RunSummary, max_trajectories: int, watch: bool = False) -> I
         yield (
             "headroom",
             {
-                "rows": [asdict(row) for row in headroom_rows(run)],
+                "rows": [asdict(row) for row in compare_with_headroom(run)],
                 "verdicts": list(run.headroom.sentences.items()),
             },
         )

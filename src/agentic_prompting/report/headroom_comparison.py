@@ -17,8 +17,8 @@ UNKNOWN = "–"
 
 
 @dataclass(frozen=True)
-class HeadroomRow:
-    """A row of the table.
+class ComparedFigure:
+    """A figure of `headroom` beside what the run brought: a row of the table.
 
     Args:
         name (`str`): The name of the measured quantity.
@@ -31,7 +31,7 @@ class HeadroomRow:
     result: str
 
 
-def headroom_rows(run: RunSummary) -> list[HeadroomRow]:
+def compare_with_headroom(run: RunSummary) -> list[ComparedFigure]:
     """The figures of a run's `headroom.json`, each beside the run's own; none without the file."""
     headroom = run.headroom
     if headroom is None:
@@ -46,8 +46,8 @@ def headroom_rows(run: RunSummary) -> list[HeadroomRow]:
     }
     rows = []
     for figure in headroom.figures:
-        rows.append(HeadroomRow(figure.name, str(figure), results.get(figure.key, UNKNOWN)))
-    rows.append(HeadroomRow("calls and dollars", headroom.spending, _spending(run)))
+        rows.append(ComparedFigure(figure.name, str(figure), results.get(figure.key, UNKNOWN)))
+    rows.append(ComparedFigure("calls and dollars", headroom.spending, _spending(run)))
     return rows
 
 

@@ -527,7 +527,7 @@ def test_ask_when_the_large_llm_breaks(run, asking_policy):
         (
             ["--run", "RUN", "--environment-model", "m", "--environment-base-url", "URL"],
             1,
-            "no connection",
+            "--environment-base-url",
         ),
     ],
 )

@@ -294,34 +294,36 @@ class RolloutWorkspace:
 
         # Start the launcher, in a sandbox if there is one. It gets its orders over a socket.
         channel, launcher_channel = socket.socketpair()
-        inherited = [launcher_channel.fileno()]
-        launcher = [*_launcher_command(), str(launcher_channel.fileno())]
+        command_line = [*_launcher_command(), str(launcher_channel.fileno())]
+        inherited_descriptors = [launcher_channel.fileno()]
+        filter_descriptor: int | None = None
         if self.is_confined:
-            inherited.append(seccomp.open_filter())
-            launcher = self._sandbox(needed_paths).command_line(launcher, inherited[1])
+            filter_descriptor = seccomp.open_filter()
+            inherited_descriptors.append(filter_descriptor)
+            command_line = self._sandbox(needed_paths).command_line(command_line, filter_descriptor)
 
         # In a session of its own, so that Ctrl-C in a terminal does not reach it before the trainer
         # has ended it.
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *launcher,
+                *command_line,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 env=self.environment(environment),
                 cwd=self.work,
                 start_new_session=True,
-                pass_fds=inherited,
+                pass_fds=inherited_descriptors,
             )
         except BaseException:
             channel.close()
             raise
         finally:
             launcher_channel.close()
-            for descriptor in inherited[1:]:
-                os.close(descriptor)
+            if filter_descriptor is not None:
+                os.close(filter_descriptor)
 
-        # Let it start the command, and answer the names that the command looks up.
+        # Let it start the command, and answer the command's DNS lookups.
         handshake = asyncio.to_thread(self._shake_hands, channel, self._plan(command))
         self._handshake = asyncio.ensure_future(handshake)
         has_started = await asyncio.shield(self._handshake)

@@ -134,28 +134,6 @@ def measure_groups(
     n_rows = len(scored_rows)
     measured_size = max(map(len, scored_rows), default=0)
 
-    # The share of differing groups. A row with fewer scored rollouts than a group is left out.
-    size = min(group_size, measured_size)
-    shares = []
-    for scores in scored_rows:
-        if len(scores) >= size >= 2:
-            shares.append(share_of_differing_groups(scores, size))
-    differing = mean_over_rows(shares) if shares else None
-    extrapolated = measured_size < group_size
-    if differing is not None and extrapolated:
-        differing = Estimate(differing.mean, differing.low, 1.0, differing.n)
-
-    # pass@k of each row with at least k scored rollouts, and rows that are always or never right.
-    passes: dict[int, list[float]] = {k: [] for k in range(1, measured_size + 1)}
-    always_right = 0
-    never_right = 0
-    for scores in scored_rows:
-        n_right = sum(score >= RIGHT for score in scores)
-        always_right += n_right == len(scores)
-        never_right += n_right == 0
-        for k in range(1, len(scores) + 1):
-            passes[k].append(pass_at_k(len(scores), n_right, k))
-
     # How the rollouts ended.
     lost_to_form = None
     failed = None
@@ -164,19 +142,51 @@ def measure_groups(
         lost_to_form = mean_over_rows([_share_of(row, _LOST_TO_FORM) for row in played_rows])
         failed = mean_over_rows([_share_of(row, ("failed",)) for row in played_rows])
 
+    always_right = sum(min(scores) >= RIGHT for scores in scored_rows)
+    never_right = sum(max(scores) < RIGHT for scores in scored_rows)
     return GroupSignal(
         group_size=group_size,
         measured_size=measured_size,
         rows=n_rows,
         rollouts=sum(map(len, rewards)),
-        differing=differing,
-        extrapolated=extrapolated,
-        pass_at={k: mean_over_rows(row_passes) for k, row_passes in passes.items()},
+        differing=_estimate_differing(scored_rows, group_size, measured_size),
+        extrapolated=measured_size < group_size,
+        pass_at=_estimate_passes(scored_rows, measured_size),
         always_right=always_right / n_rows if n_rows else 0.0,
         never_right=never_right / n_rows if n_rows else 0.0,
         lost_to_form=lost_to_form,
         failed=failed,
     )
+
+
+def _estimate_differing(
+    scored_rows: Sequence[Sequence[float]], group_size: int, measured_size: int
+) -> Estimate | None:
+    """Return the share of groups whose rewards differ; a lower bound if the planned size was not measured."""
+    # A row with fewer scored rollouts than a group is left out.
+    size = min(group_size, measured_size)
+    shares = []
+    for scores in scored_rows:
+        if len(scores) >= size >= 2:
+            shares.append(share_of_differing_groups(scores, size))
+    if not shares:
+        return None
+    differing = mean_over_rows(shares)
+    if measured_size < group_size:
+        return Estimate(differing.mean, differing.low, 1.0, differing.n)
+    return differing
+
+
+def _estimate_passes(
+    scored_rows: Sequence[Sequence[float]], measured_size: int
+) -> dict[int, Estimate]:
+    """Return pass@k by k, over the rows with at least k scored rollouts."""
+    passes: dict[int, list[float]] = {k: [] for k in range(1, measured_size + 1)}
+    for scores in scored_rows:
+        n_right = sum(score >= RIGHT for score in scores)
+        for k in range(1, len(scores) + 1):
+            passes[k].append(pass_at_k(len(scores), n_right, k))
+    return {k: mean_over_rows(row_passes) for k, row_passes in passes.items()}
 
 
 def share_of_differing_groups(rewards: Sequence[float], size: int) -> float:

@@ -123,7 +123,7 @@ def _load_entries(file: Path) -> Iterator[dict[str, Any]]:
     if file.is_symlink() or not file.is_file() or file.stat().st_size > MAX_RECORD_BYTES:
         return
 
-    # A database is recognized by its content, whatever its name.
+    # A database is recognised by its content, whatever its name.
     with file.open("rb") as opened:
         is_database = opened.read(15) == b"SQLite format 3"
     if is_database:

@@ -355,6 +355,15 @@ def test_a_refused_table_names_no_line_of_ours(run, tmp_path, monkeypatch):
     assert status == 2 and "'promptd'" in err and ".py" not in err
 
 
+def test_a_table_stopped_while_it_loads_names_no_folder(run, tmp_path, monkeypatch):
+    def stop(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluate, "find_example", stop)
+    status, _, err = run("evaluate", "--config", tmp_path / "table.yaml")
+    assert status == 130 and "None" not in err and "goes on from" not in err
+
+
 POOL = """
 from agentic_prompting.environments import Worker, Workers
 

@@ -112,15 +112,17 @@ def evaluate(arguments: Sequence[str]) -> int:
     judges = [register_judge(name) for name in options.judge or ()]
     refuse_own_metrics(options.metric or (), "--judge")
 
-    # The message after Ctrl-C names the folder, whether or not an option has set it.
-    folder = options.output_dir
+    # The folder is known before anything is asked: the message after Ctrl-C names it.
+    table: Any = None
+    if options.run is not None:
+        folder = options.output_dir or options.run / "evaluation"
+    else:
+        table = _load_table(options, judges)
+        folder = options.output_dir or table.output
     try:
-        if options.run is not None:
-            folder = folder or options.run / "evaluation"
+        if table is None:
             results = _evaluate_run(options, judges, folder)
         else:
-            table = _load_table(options, judges)
-            folder = folder or table.output
             results = _fill_table(options, table)
     except EvaluationStopped as error:
         print_error(f"{error}; run the same command again to go on")

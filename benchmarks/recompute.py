@@ -47,6 +47,7 @@ from benchmarks.real import (
     headroom as real_headroom,
     langgraph_agent,
     library,
+    prorefine as real_prorefine,
 )
 from benchmarks.reliability import harnesses
 from benchmarks.speed import async_training, gpu_day, long_contexts, model_tables, plan, scale
@@ -320,6 +321,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "real_conductor.kinds": real_conductor.kinds_table,
     "real_conductor.calls": real_conductor.calls_table,
     "evolve_prompts.table": evolve_prompts.table,
+    "real_prorefine.table": real_prorefine.table,
     "conductor_coder.systems": real_conductor.systems_table,
     "conductor_coder.kinds": real_conductor.kinds_table,
     "conductor_coder.calls": real_conductor.calls_table,

@@ -86,7 +86,7 @@ def describe(
         "refined": len(refined),
         "steps": round(sum(len(result.steps) for result in results) / len(results), 3),
         # Replies from the record count as well: another run would have to ask for them.
-        "tokens": round(sum(role.tokens for role in usage) / len(results)),
+        "tokens": round(sum(role.worth_tokens for role in usage) / len(results)),
         "calls": round(sum(role.calls for role in usage) / len(results), 2),
         "kept_prompts": sum(result.kept_prompts for result in results),
         "failed": sum(result.error is not None for result in results),

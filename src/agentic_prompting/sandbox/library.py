@@ -182,19 +182,24 @@ def split_by_subject(
 
 
 def uneven_demonstrations(
-    facts: Sequence[Fact], count: int, seed: int = 0, guesses: float = 0.5
+    facts: Sequence[Fact],
+    count: int,
+    seed: int = 0,
+    guesses: float = 0.5,
+    repeats: float = 0.7,
 ) -> list[dict[str, Any]]:
     """Write conversations to imitate, as uneven as those that people have lying around.
 
     In half of them the agent does not ask, and is wrong. In the others it asks the question; only about one in three
-    of these gives the fact alone, the others repeat the whole sentence. So their imitation shows a model what can be
-    done, and rewards have to teach it what is worth doing.
+    of these gives the fact alone, while the others repeat the whole sentence. So their imitation shows a model what can
+    be done, and rewards have to teach it what is worth doing.
 
     Args:
         facts (`Sequence[Fact]`): What the conversations are about.
         count (`int`): How many.
         seed (`int`, *optional*, defaults to `0`): Decides the facts, and what becomes of each.
         guesses (`float`, *optional*, defaults to `0.5`): The share in which the agent does not ask.
+        repeats (`float`, *optional*, defaults to `0.7`): Of those in which it asks, the share that repeat the sentence.
 
     Returns:
         `list[dict]`: Traces, as [`rollout_from_trace`] takes them.
@@ -213,7 +218,7 @@ def uneven_demonstrations(
             similar = [other for other in facts if other.relation == fact.relation]
             guess = rng.choice(similar).value
             turns, observations = [fact.document.replace(fact.value, guess)], []
-        elif draw < guesses + 0.7 * (1 - guesses):
+        elif draw < guesses + repeats * (1 - guesses):
             turns, observations = [fact.question, fact.document], [fact.document]
         else:
             turns, observations = [fact.question, fact.value], [fact.document]

@@ -17,7 +17,7 @@ from agentic_prompting.evolution import (
     evolve,
     mutation_rating,
 )
-from agentic_prompting.evolution.generation import journal_beside, read_journal
+from agentic_prompting.evolution.journal import journal_beside, read_journal
 from agentic_prompting.llm import (
     Budget,
     BudgetExceeded,

@@ -310,7 +310,7 @@ def _systems_of_run(
     """The systems of the table: the agent alone, or weights and prompts before and after training."""
     from ..agent import PromptAgent
     from ..evaluation import AgentSystem
-    from ..evolution.generation import POPULATION_FILE
+    from ..evolution.run_files import POPULATION_FILE
 
     version = _source_version(options)
     trained = AgentSystem(agent, _identity(options, run), version=version)
@@ -378,7 +378,7 @@ def _source_version(options: LargeLLM) -> str | None:
 def _by_prompt(agent: PromptAgent, run: Path) -> dict[str, PromptAgent]:
     """The agent under the first prompt of a run of E-SPL and under its final one, with the weights loaded once."""
     from ..evolution import read_lineage
-    from ..evolution.generation import POPULATION_FILE
+    from ..evolution.run_files import POPULATION_FILE
 
     # The first node is the prompt that training began with.
     text = read_lineage(run / POPULATION_FILE).nodes[0].member.prompt.text

@@ -20,7 +20,7 @@ from ..evolution import (
     StepLog,
     evolve as run_evolution,
 )
-from ..evolution.generation import PROMPT_FILE
+from ..evolution.run_files import PROMPT_FILE
 from ..llm import Budget, LLMError, Usage
 from ..llm.guard import describe
 from ..llm.numbers import count_in_words

@@ -36,7 +36,7 @@ def find_model(name: str) -> str:
 
 def holds_evolved_prompt(folder: Path) -> bool:
     """Whether `evolve` has written its best prompt into a folder."""
-    from ..evolution.generation import PROMPT_FILE
+    from ..evolution.run_files import PROMPT_FILE
 
     return (folder / "state.json").exists() and (folder / PROMPT_FILE).exists()
 

@@ -5,15 +5,8 @@ one.
 """
 
 from .evolve import Evolution, EvolutionStopped, EvolveResult, StepLog, evolve
-from .generation import (
-    EvolutionJournal,
-    Generation,
-    ReflectionTask,
-    attempt_records,
-    journal_beside,
-    propose_children,
-    read_journal,
-)
+from .generation import Generation, ReflectionTask, propose_children
+from .journal import EvolutionJournal, attempt_records, journal_beside, read_journal
 from .least_budget import LeastBudget, estimate_least_budget
 from .lineage import Lineage, lineage_of, plot_lineage, read_lineage
 from .one_call import revise

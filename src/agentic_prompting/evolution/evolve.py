@@ -41,15 +41,8 @@ from ..rewards.reward_columns import (
 )
 from ..rollout import AgentSpec, Grammar
 from ..versions import code_version, row_version
-from .generation import (
-    EvolutionJournal,
-    Generation,
-    ReflectionTask,
-    attempt_records,
-    journal_beside,
-    propose_children,
-    read_journal,
-)
+from .generation import Generation, ReflectionTask, propose_children
+from .journal import EvolutionJournal, attempt_records, journal_beside, read_journal
 from .least_budget import LeastBudget, estimate_least_budget
 from .operators import MAX_CHARS, WITHOUT_ATTEMPT, Outcome
 from .population import Population, load_state, member_id

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .generation import journal_beside, read_journal
+from .journal import journal_beside, read_journal
 from .population import Member, Population, best_of, read_members
 from .selection import EXPLORATION
 

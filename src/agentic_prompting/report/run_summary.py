@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..evaluation import Evaluation
 from ..evaluation.headroom_figures import HEADROOM_FILE, HeadroomFigures
 from ..evolution import Lineage, read_lineage
-from ..evolution.generation import JOURNAL_FILE, POPULATION_FILE
+from ..evolution.run_files import JOURNAL_FILE, POPULATION_FILE
 from ..records import Record
 from ..refine import RefinementResult
 from .evaluation_summary import read_evaluation, read_json_object, read_optimised_prompts

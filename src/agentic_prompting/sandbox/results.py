@@ -16,7 +16,7 @@ from ..agent import PromptAgent
 from ..environments import LLMEnvironment
 from ..evaluation import Estimate, wilson_interval
 from ..evolution import SystemPrompt
-from ..evolution.generation import POPULATION_FILE, PROMPT_FILE
+from ..evolution.run_files import POPULATION_FILE, PROMPT_FILE
 from ..records import atomic_write
 from ..rewards import exact_match
 from ..rollout import AgentSpec, Environment, Rollout

@@ -39,8 +39,8 @@ from ..evolution import (
     question_of,
     truth_of,
 )
-from ..evolution.generation import POPULATION_FILE, PROMPT_FILE
 from ..evolution.population import member_id
+from ..evolution.run_files import POPULATION_FILE, PROMPT_FILE
 from ..interop import NOT_GIVEN
 from ..llm import ChatModel, LLMError
 from ..records import atomic_write

@@ -17,7 +17,7 @@ from typing import Any
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..evolution.generation import POPULATION_FILE, PROMPT_FILE
+from ..evolution.run_files import POPULATION_FILE, PROMPT_FILE
 from ..records import only_a_folder
 from ..rollout import SPEC_FILE, AgentSpec
 from .checkpointing.resumable_trainer import ResumableGRPOTrainer

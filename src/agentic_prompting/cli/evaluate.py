@@ -75,8 +75,8 @@ SETTINGS = (EvaluateOptions,)
 
 
 @dataclass
-class Results:
-    """A finished table."""
+class FinishedTable:
+    """The files of a finished table, and what is printed beside them."""
 
     title: str
     files: Mapping[str, Path]
@@ -113,17 +113,17 @@ def evaluate(arguments: Sequence[str]) -> int:
     refuse_own_metrics(options.metric or (), "--judge")
 
     # The folder is known before anything is asked: the message after Ctrl-C names it.
-    table: Any = None
+    config: Any = None
     if options.run is not None:
         folder = options.output_dir or options.run / "evaluation"
     else:
-        table = _load_table(options, judges)
-        folder = options.output_dir or table.output
+        config = _load_table(options, judges)
+        folder = options.output_dir or config.output
     try:
-        if table is None:
-            results = _evaluate_run(options, judges, folder)
+        if config is None:
+            table = _evaluate_run(options, judges, folder)
         else:
-            results = _fill_table(options, table)
+            table = _fill_table(options, config)
     except EvaluationStopped as error:
         print_error(f"{error}; run the same command again to go on")
         return 1
@@ -131,41 +131,41 @@ def evaluate(arguments: Sequence[str]) -> int:
         print_error(f"stopped; the same command goes on from {folder}")
         return INTERRUPTED
 
-    # The JSON on standard output is the file of the table with a few more fields.
+    # Read table.json back, so that standard output has what the file has, and a few more fields.
     if options.json:
-        record = json.loads(results.files["json"].read_text(encoding="utf-8"))
-        record["skipped"] = results.left_out
-        record["usage"] = {name: asdict(usage) for name, usage in results.spent.items()}
-        record["cost_usd"] = sum(usage.cost_usd for usage in results.spent.values())
-        record["files"] = {name: str(path) for name, path in results.files.items()}
+        record = json.loads(table.files["json"].read_text(encoding="utf-8"))
+        record["skipped"] = table.left_out
+        record["usage"] = {name: asdict(usage) for name, usage in table.spent.items()}
+        record["cost_usd"] = sum(usage.cost_usd for usage in table.spent.values())
+        record["files"] = {name: str(path) for name, path in table.files.items()}
         print_json(record)
     else:
-        _print_results(results)
+        _print_table(table)
     return 0
 
 
-def _print_results(results: Results) -> None:
+def _print_table(table: FinishedTable) -> None:
     """Print a finished table, its differences, the systems left out, and the names of the files."""
     from ..evaluation import differences_table
 
     # The table as it was written to its file.
-    with open(results.files["csv"], newline="", encoding="utf-8") as lines:
-        print_table(list(csv.DictReader(lines)), results.title)
-    if results.comparisons:
-        print_table(differences_table(results.comparisons))
-    for name, reason in results.left_out.items():
+    with open(table.files["csv"], newline="", encoding="utf-8") as lines:
+        print_table(list(csv.DictReader(lines)), table.title)
+    if table.comparisons:
+        print_table(differences_table(table.comparisons))
+    for name, reason in table.left_out.items():
         print_text(f"left out: {name}: {reason}")
-    if results.spent:
+    if table.spent:
         from ..llm.budget import describe_accounts
         from ..llm.types import Usage, cost_in_words
 
         # The columns of the table are means per answer, without what the optimisers have cost.
-        total = sum(results.spent.values(), Usage())
+        total = sum(table.spent.values(), Usage())
         cost = cost_in_words(total.cost_usd, was_used=total.tokens > 0)
         print_text(
-            f"spent on this table so far: {cost}, by model: {describe_accounts(results.spent)}"
+            f"spent on this table so far: {cost}, by model: {describe_accounts(table.spent)}"
         )
-    print("written to " + ", ".join(str(path) for path in results.files.values()))
+    print("written to " + ", ".join(str(path) for path in table.files.values()))
 
 
 # --- two tables compared ---------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def _compare(folders: Sequence[Path], as_json: bool) -> int:
 # --- a trained agent on rows of your own -----------------------------------------------------------------------------
 
 
-def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path) -> Results:
+def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path) -> FinishedTable:
     """Ask a trained agent your own rows: the tables.
 
     With `--base` also what prompt and weights are worth, with `--baselines` what leading a pool is.
@@ -258,7 +258,12 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
     if options.base is not None or options.baselines:
         comparisons = compare_systems(evaluation, next(iter(systems)))
     save_run(folder, evaluation)
-    return Results("", write_tables(folder, evaluation, comparisons), comparisons, left_out={})
+    return FinishedTable(
+        title="",
+        files=write_tables(folder, evaluation, comparisons),
+        comparisons=comparisons,
+        left_out={},
+    )
 
 
 def _check_run(options: EvaluateOptions, run: Path) -> bool:
@@ -391,18 +396,23 @@ def _by_prompt(agent: PromptAgent, run: Path) -> dict[str, PromptAgent]:
 # --- a table of systems ----------------------------------------------------------------------------------------------
 
 
-def _fill_table(options: EvaluateOptions, table: Any) -> Results:
+def _fill_table(options: EvaluateOptions, config: Any) -> FinishedTable:
     """Run a table of `benchmarks/paper_tables`."""
     # If the hub is out of reach, its libraries turn to their caches at once.
-    if not options.sandbox and _needs_hub(table):
+    if not options.sandbox and _needs_hub(config):
         is_hub_reachable()
     filled = import_paper_tables().run_table(
-        table, options.sandbox, options.output_dir, sys.stderr.isatty(), options.seeds or []
+        config, options.sandbox, options.output_dir, sys.stderr.isatty(), options.seeds or []
     )
     # The title is the first line of the Markdown file.
     title = filled.files["md"].read_text(encoding="utf-8").split("\n")[0].lstrip("# ")
-    left_out = {**filled.skipped, **filled.left_out}
-    return Results(title, filled.files, filled.comparisons, left_out, filled.spent)
+    return FinishedTable(
+        title=title,
+        files=filled.files,
+        comparisons=filled.comparisons,
+        left_out={**filled.skipped, **filled.left_out},
+        spent=filled.spent,
+    )
 
 
 def _needs_hub(table: Any) -> bool:

@@ -41,7 +41,7 @@ class AskOptions(AskedAgent):
     json: bool = option(JSON_HELP, False)
 
 
-SETTINGS = (AskOptions,)
+SETTINGS = (AskOptions,)  # the parser returns an object of each
 _ROW_EXAMPLE = """--row '{"context": "..."}', or a file of it"""
 
 

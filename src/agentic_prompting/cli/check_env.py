@@ -43,7 +43,7 @@ class CheckEnvOptions(TaskRows):
     json: bool = option(JSON_HELP, False)
 
 
-SETTINGS = (CheckEnvOptions,)
+SETTINGS = (CheckEnvOptions,)  # the parser returns an object of each
 
 
 def check_env(arguments: Sequence[str]) -> int:

@@ -54,7 +54,7 @@ class DoctorOptions(RunConfiguration):
     json: bool = option(JSON_HELP, False)
 
 
-SETTINGS = (DoctorOptions,)
+SETTINGS = (DoctorOptions,)  # the parser returns an object of each
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class EvaluateOptions(LargeLLM, TaskRows, Tracing):
     json: bool = option(JSON_HELP, False)
 
 
-SETTINGS = (EvaluateOptions,)
+SETTINGS = (EvaluateOptions,)  # the parser returns an object of each
 
 
 @dataclass

@@ -80,7 +80,7 @@ class EvolveSettings(EvolveConfig):
     )
 
 
-SETTINGS = (EvolveOptions, EvolveSettings)
+SETTINGS = (EvolveOptions, EvolveSettings)  # the parser returns an object of each
 
 NOT_IN_SANDBOX = (
     "policy_model",

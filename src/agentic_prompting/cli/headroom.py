@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..llm import Budget
     from ..rollout import Environment
 
-SETTINGS = (HeadroomOptions,)
+SETTINGS = (HeadroomOptions,)  # the parser returns an object of each
 
 
 def headroom(arguments: Sequence[str]) -> int:

@@ -53,7 +53,7 @@ class PlanOptions(RunConfiguration):
         return super().processes if self.accelerate_config is not None else 1
 
 
-SETTINGS = (PlanOptions,)
+SETTINGS = (PlanOptions,)  # the parser returns an object of each
 
 
 def plan(arguments: Sequence[str]) -> int:

@@ -213,7 +213,7 @@ class RefineOptions(RefineModels, Tracing):
             )
 
 
-SETTINGS = (RefineOptions,)
+SETTINGS = (RefineOptions,)  # the parser returns an object of each
 
 
 def refine(arguments: Sequence[str]) -> int:

@@ -34,7 +34,7 @@ class RefineTableOptions(Spending):
     output_dir: Path = option("Folder for results, replies and the picture.", Path("runs/refine"))
 
 
-SETTINGS = (RefineTableOptions,)
+SETTINGS = (RefineTableOptions,)  # the parser returns an object of each
 
 
 def refine_table(arguments: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ class RescoreOptions(TaskRows):
     json: bool = option(JSON_HELP, False)
 
 
-SETTINGS = (RescoreOptions,)
+SETTINGS = (RescoreOptions,)  # the parser returns an object of each
 
 
 def rescore(arguments: Sequence[str]) -> int:

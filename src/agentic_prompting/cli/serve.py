@@ -31,7 +31,7 @@ class ServeOptions(AskedAgent):
     )
 
 
-SETTINGS = (ServeOptions, ServeConfig)
+SETTINGS = (ServeOptions, ServeConfig)  # the parser returns an object of each
 
 
 def serve(arguments: Sequence[str]) -> int:

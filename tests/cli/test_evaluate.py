@@ -355,6 +355,40 @@ def test_a_refused_table_names_no_line_of_ours(run, tmp_path, monkeypatch):
     assert status == 2 and "'promptd'" in err and ".py" not in err
 
 
+GRAMMAR = """
+from dataclasses import dataclass
+from agentic_prompting.rollout import TagGrammar
+
+@dataclass(frozen=True)
+class Mine(TagGrammar):
+    pass
+
+class Desk:
+    grammar = Mine()
+
+    def step(self, rollout):
+        return "Nairobi"
+"""
+
+
+def test_an_environment_brings_the_grammar_of_its_agent(run, asking_policy, mine, tmp_path):
+    trained = tmp_path / "run"
+    shutil.copytree(asking_policy, trained)
+    spec_file = trained / "agentic_prompting.json"
+    saved = json.loads(spec_file.read_text())
+    spec_file.write_text(json.dumps({**saved, "grammar": {"kind": "Mine"}}))
+    (tmp_path / "desk.py").write_text(GRAMMAR)
+    words = ["--run", trained, *mine, "--output-dir", tmp_path / "out", "--json"]
+    status, out, err = run("evaluate", *words, "--environment", f"{tmp_path}/desk.py:Desk")
+    assert status == 0, err
+    (result,) = json.loads(out)["results"]
+    assert result["answers"] == 2
+
+    # Without its environment the error names the option.
+    status, _, err = run("evaluate", *words)
+    assert status == 2 and "'Mine'" in err and "--environment" in err
+
+
 def test_a_table_stopped_while_it_loads_names_no_folder(run, tmp_path, monkeypatch):
     def stop(config):
         raise KeyboardInterrupt

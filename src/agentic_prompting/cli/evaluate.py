@@ -216,7 +216,16 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
 
     run = options.run
     assert run is not None
-    needs_environment = _check_run(options, run)
+    # Everything that can be wrong is found before a model is loaded.
+    check_trained_agent(run)
+    needs_environment = _needs_environment(options, run)
+    if needs_environment:
+        options.check_environment()
+    else:
+        _refuse_environment(options, run)
+    if options.base is not None:
+        options.base = find_model(options.base)
+        check_model(options.base)
     # The rows are a task named after their file, in the metrics of the options.
     options.add_trained_columns(run)
     with show_progress(f"loading {options.dataset}"):
@@ -266,36 +275,32 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
     )
 
 
-def _check_run(options: EvaluateOptions, run: Path) -> bool:
-    """Check a trained agent before it is loaded, and return whether it needs an environment.
+def _needs_environment(options: EvaluateOptions, run: Path) -> bool:
+    """Whether a trained agent is asked in an environment: unless it answers with free text, or where one is named.
 
-    Raises:
-        `ValueError`: There is no such agent, or no environment is named for it.
+    The free text of a program is not an answer by itself, so `--environment` is always used.
     """
     from ..rollout import AgentSpec, FreeText
 
-    check_trained_agent(run)
-    # A free-text agent answers by itself. The spec of an agent on the hub is known only after loading.
-    answers_alone = run.is_dir() and isinstance(AgentSpec.load(run).grammar, FreeText)
-    names_environment = options.sandbox or options.environment or options.environment_model
-    if answers_alone and options.environment is None:
-        refuse_options(
-            options,
-            ("sandbox", "environment_model", *CALL_OPTIONS, "replay_cache"),
-            f"{run} answers with free text and asks nobody; --program MODULE:NAME plays it in a program",
-        )
-    if not answers_alone or names_environment:
-        options.check_environment()
-    elif _was_trained_in_program(run):
+    # The environment also brings a grammar of the user's own, without which the spec cannot be read.
+    if options.environment is not None:
+        return True
+    # The spec of an agent on the hub is known only after loading.
+    return not (run.is_dir() and isinstance(AgentSpec.load(run).grammar, FreeText))
+
+
+def _refuse_environment(options: EvaluateOptions, run: Path) -> None:
+    """Raise `ValueError` for options of an environment, which an agent that answers by itself does not ask."""
+    refuse_options(
+        options,
+        ("sandbox", "environment_model", *CALL_OPTIONS, "replay_cache"),
+        f"{run} answers with free text and asks nobody; --program MODULE:NAME plays it in a program",
+    )
+    if _was_trained_in_program(run):
         print_error(
             f"{run} was trained inside an agent program, and is asked here without it: name it with "
             "--program MODULE:NAME"
         )
-    if options.base is not None:
-        options.base = find_model(options.base)
-        check_model(options.base)
-    # An environment of your own is always used: the free text of a program is not an answer by itself.
-    return not answers_alone or options.environment is not None
 
 
 def _was_trained_in_program(run: Path) -> bool:

@@ -465,7 +465,8 @@ def _grammar_from_json(
     # A grammar of the user cannot be restored from its name.
     if type(users_grammar).__name__ != class_name:
         raise ValueError(
-            f"{path}: the agent was trained with the grammar {class_name!r}; pass it as grammar="
+            f"{path}: the agent was trained with the grammar {class_name!r}; pass it as grammar=, "
+            "or pass the environment that has it, environment="
         )
     return users_grammar  # type: ignore[return-value]
 

@@ -31,9 +31,9 @@ from typing import Any
 
 from agentic_prompting.evolution import (
     Attempt,
-    Generation,
     Outcome,
     Population,
+    PopulationEvolution,
     ProblemResult,
     PromptResult,
     SystemPrompt,
@@ -143,14 +143,14 @@ def replicate(reflector: str, rule: str, seed: int) -> dict[str, float]:
     world = World(random.Random(f"{reflector} {seed}"))
     rng = random.Random(f"reflector {seed}")
     population = Population(SystemPrompt("Solve.", ()), rule=rule, temperature=1.0, seed=seed)
-    generation = Generation(population, 0.0)
+    evolution = PopulationEvolution(population, 0.0)
     played = []
     for _ in range(STEPS):
-        prompts = list({prompt.id: prompt for prompt in generation.draw(PROMPTS)}.values())
-        job = generation.record([world.play(prompts)])
+        prompts = list({prompt.id: prompt for prompt in evolution.draw(PROMPTS)}.values())
+        job = evolution.record([world.play(prompts)])
         played.append(statistics.fmean(map(world.quality, prompts)))
         if job is not None:
-            (child,) = generation.join(job, [reflect(job.best.prompt, right, wrong, rng)])
+            (child,) = evolution.join(job, [reflect(job.best.prompt, right, wrong, rng)])
             if child is not None:
                 world.drifted[child.id or 0] = world.drifted[child.parents[0]]
         world.learn()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from agentic_prompting.evolution import (
-    Evolution,
     EvolutionStopped,
     EvolveConfig,
+    EvolveRun,
     Population,
     SystemPrompt,
     evolve,
@@ -91,7 +91,7 @@ def test_every_row_once_a_pass_and_every_sample_new():
     policy = Policy()
     result = run(policy)
     assert len(policy.seen) == policy.calls == sum(len(log.prompts) for log in result.steps) * 6 * 4
-    evolution = Evolution(
+    evolution = EvolveRun(
         policy, policy, ROWS, exact_match_reward, ROOT, EvolveConfig(problems_per_step=5)
     )
     passes = []
@@ -234,7 +234,7 @@ def test_it_stops_when_too_much_fails():
     assert re.search(
         r"% of the rollouts have no reward \(max_failed_share=50%\): down", result.stopped
     )
-    evolution = Evolution(down, down, ROWS, exact_match_reward, ROOT, SETTINGS)
+    evolution = EvolveRun(down, down, ROWS, exact_match_reward, ROOT, SETTINGS)
     before = evolution.state_dict()
     with pytest.raises(EvolutionStopped):
         asyncio.run(evolution.step())

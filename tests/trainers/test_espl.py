@@ -10,8 +10,8 @@ import pytest
 from agentic_prompting.evolution import (
     Attempt,
     ESPLSettings,
-    Generation,
     Population,
+    PopulationEvolution,
     ProblemResult,
     PromptResult,
     ReflectionTask,
@@ -37,7 +37,7 @@ def parts(members=1, root="Answer .", **changes):
     settings = espl_arguments(
         "unused", **{"num_generations": 3, "per_device_train_batch_size": 6, **changes}
     )
-    return PopulationPrompts(Generation(population), settings, AgentSpec().messages)
+    return PopulationPrompts(PopulationEvolution(population), settings, AgentSpec().messages)
 
 
 def test_each_slot_has_its_own_prompt():
@@ -54,7 +54,7 @@ def test_each_slot_has_its_own_prompt():
         first, question = prompts.render_messages(ROW, {"system_prompt": name})
         assert first == {
             "role": "system",
-            "content": prompts.generation.population.members[name].prompt.text,
+            "content": prompts.evolution.population.members[name].prompt.text,
         }
         assert "which city ?" in question["content"]
     with pytest.raises(LookupError):
@@ -65,7 +65,7 @@ def test_evaluation_has_the_final_prompt_in_all_slots():
     prompts = parts(members=3)
     final = prompts.final_prompt()
     assert prompts.choose_metadata(4, training=False) == {"system_prompt": final.id}
-    prompts.evaluated_prompt = prompts.generation.population.members[1].prompt
+    prompts.evaluated_prompt = prompts.evolution.population.members[1].prompt
     assert prompts.choose_metadata(4, training=False) == {"system_prompt": 1}
     prompts.evaluated_prompt = None
     prompts.is_distilled = True
@@ -76,10 +76,10 @@ def test_evaluation_has_the_final_prompt_in_all_slots():
 
 def test_the_best_prompt_alone_takes_no_draw():
     prompts = parts(members=3, mode="alternating", phase_steps=1)
-    before = prompts.generation.population.turns
+    before = prompts.evolution.population.turns
     prompts.start_batch(0)
     assert len({prompt.id for prompt in prompts.batch_prompts}) == 1
-    assert prompts.generation.population.turns == before
+    assert prompts.evolution.population.turns == before
     prompts.start_batch(1)
     assert len({prompt.id for prompt in prompts.batch_prompts}) == 2, (
         "in the phase after it prompts evolve"

@@ -579,7 +579,7 @@ def test_at_the_last_step_the_reference_is_not_asked_again(tiny_policy, rows, tm
     )
     trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
     trainer.train()
-    assert trainer.generation.pending
+    assert trainer.evolution.pending
     again = trainer_for(tiny_policy, tmp_path, rows, Reference(), max_steps=2)
     again.train(resume_from_checkpoint=True)
     assert again.reference.children == 0 and again.state_dict() == trainer.state_dict()
@@ -743,10 +743,10 @@ def test_a_batch_that_a_resumed_run_plays_again_is_rated_once(tiny_policy, rows,
     stopped.monitor.failures.check_batch = lambda *facts, **options: next(reasons)
     with pytest.raises(TrainingStopped, match="stopped at step 0: down"):
         stopped.train()
-    assert stopped.generation.batches == 1
+    assert stopped.evolution.batches == 1
     resumed = build()
     resumed.train(resume_from_checkpoint=True)
-    assert resumed.state.global_step == 2 and resumed.generation.batches == 4
+    assert resumed.state.global_step == 2 and resumed.evolution.batches == 4
 
 
 def test_bad_arguments(tiny_policy, rows, tmp_path):

@@ -358,7 +358,7 @@ def test_of_the_evidence_nothing_is_uploaded(tiny_policy, rows, tmp_path, hub):
         reflect_on="imperfect",
     )
     trainer.train()
-    assert trainer.generation.pending, "there is such work"
+    assert trainer.evolution.pending, "there is such work"
     trainer.push_to_hub()
     uploaded = [tmp_path / "run" / name for name in hub[-1]["files"]]
     told = [row["question"] for row in rows]

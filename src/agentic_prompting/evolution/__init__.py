@@ -4,8 +4,7 @@ No torch, no trl: [`ESPLTrainer`] uses this package beside the weight update, [`
 one.
 """
 
-from .evolve import Evolution, EvolutionStopped, EvolveResult, StepLog, evolve
-from .generation import Generation, ReflectionTask, propose_children
+from .evolve import EvolutionStopped, EvolveResult, EvolveRun, StepLog, evolve
 from .journal import EvolutionJournal, attempt_records, journal_beside, read_journal
 from .least_budget import LeastBudget, estimate_least_budget
 from .lineage import Lineage, lineage_of, plot_lineage, read_lineage
@@ -22,6 +21,7 @@ from .population import (
     ranks,
     rate,
 )
+from .population_evolution import PopulationEvolution, ReflectionTask, propose_children
 from .results import (
     Attempt,
     AttemptText,
@@ -46,17 +46,17 @@ __all__ = [
     "Draft",
     "ESPLSettings",
     "Edit",
-    "Evolution",
     "EvolutionJournal",
     "EvolutionStopped",
     "EvolveConfig",
     "EvolveResult",
-    "Generation",
+    "EvolveRun",
     "LeastBudget",
     "Lineage",
     "Member",
     "Outcome",
     "Population",
+    "PopulationEvolution",
     "ProblemResult",
     "PromptResult",
     "Rating",

@@ -1,9 +1,9 @@
 """`evolve`: E-SPL for a model behind an endpoint, whose weights are not trained.
 
-No trainer, no torch: the policy is a [`ChatModel`]. A run is a loop of [`Evolution.step`]; it
+No trainer, no torch: the policy is a [`ChatModel`]. A run is a loop of [`EvolveRun.step`]; it
 continues from its checkpoint as if it had not been interrupted. Algorithm 1 itself is
-[`Generation`]; a step plays the prompts on problems, lets the reference LLM reflect, and adds the
-children. A step that fails changes only the usage.
+[`PopulationEvolution`]; a step plays the prompts on problems, lets the reference LLM reflect, and
+adds the children. A step that fails changes only the usage.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from ..rewards.reward_columns import (
 )
 from ..rollout import AgentSpec, Grammar
 from ..versions import code_version, row_version
-from .generation import Generation, ReflectionTask, propose_children
 from .journal import EvolutionJournal, attempt_records, journal_beside, read_journal
 from .least_budget import LeastBudget, estimate_least_budget
 from .operators import MAX_CHARS, WITHOUT_ATTEMPT, Outcome
 from .population import Population, load_state, member_id
+from .population_evolution import PopulationEvolution, ReflectionTask, propose_children
 from .results import Attempt, ProblemResult, PromptResult, mean, question_of, truth_of
 from .scoring import Reward, read_problems, score
 from .settings import EvolveConfig
@@ -235,8 +235,8 @@ def evolve(
     # All roles draw on the common budget.
     if budget is not None:
         charge(budget, policy=policy, reference=reference, judge=reward)
-    evolution = Evolution(policy, reference, rows, reward, prompt, config, eval_rows)
-    least = estimate_least_budget(policy, reference, rows, prompt, evolution.config)
+    run = EvolveRun(policy, reference, rows, reward, prompt, config, eval_rows)
+    least = estimate_least_budget(policy, reference, rows, prompt, run.config)
     if on_start is not None:
         on_start(least)
     path = None if checkpoint is None else Path(checkpoint)
@@ -244,36 +244,36 @@ def evolve(
     # Two processes that write one checkpoint would undo the steps of each other.
     with nullcontext() if path is None else only_writer(path):
         if path is not None and path.exists():
-            _resume(evolution, path)
+            _resume(run, path)
         # Say so before the first call, not when the money is gone.
-        if budget is not None and not evolution.logs and least.exceeds(budget):
+        if budget is not None and not run.logs and least.exceeds(budget):
             logger.warning(
                 "the budget is below the least useful one, which pays for %s: raise budget_usd= or "
                 "budget_tokens=, or lower problems_per_step= or num_generations=",
                 least,
             )
         try:
-            _run_steps(evolution, on_step, path)
+            _run_steps(run, on_step, path)
         except EvolutionStopped as error:
             # The run cannot go on: keep its last complete step, and say how to resume it.
             stopped = f"{error}{_describe_spending(budget, str(error))}"
             advice = "with checkpoint= a run can be resumed"
             if path is not None:
-                evolution.save(path)  # with the cost of the failed step
+                run.save(path)  # with the cost of the failed step
                 advice = f"run again to resume from {path}"
-            step_number = len(evolution.logs)
+            step_number = len(run.logs)
             logger.warning("evolution stopped at step %d: %s; %s", step_number, stopped, advice)
         except Exception:
             # If the reward has failed, its code is mended before the run is resumed.
             if path is not None and path.exists():
-                evolution.inputs["reward_code"] = None
-                evolution.save(path)
+                run.inputs["reward_code"] = None
+                run.save(path)
             raise
     result = EvolveResult(
-        best=evolution.population.best(),
-        population=evolution.population,
-        steps=evolution.logs,
-        usage=evolution.usage,
+        best=run.population.best(),
+        population=run.population,
+        steps=run.logs,
+        usage=run.usage,
         stopped=stopped,
     )
     # A run may end without an error, and still have no new prompt to show.
@@ -282,16 +282,16 @@ def evolve(
     return result
 
 
-def _resume(evolution: Evolution, path: Path) -> None:
+def _resume(run: EvolveRun, path: Path) -> None:
     def load(state: dict[str, Any]) -> None:
-        evolution.load_state_dict(state)
-        _check_held_out_rows(evolution, path)
+        run.load_state_dict(state)
+        _check_held_out_rows(run, path)
         # Files of older versions do not say what their run was given.
-        _check_inputs(evolution, state.get("inputs", {}))
+        _check_inputs(run, state.get("inputs", {}))
 
     load_state(path, load)
-    finished_steps = len(evolution.logs)
-    steps = evolution.config.steps
+    finished_steps = len(run.logs)
+    steps = run.config.steps
     if finished_steps < steps:
         logger.warning("resuming from %s: %d of %d steps are done", path, finished_steps, steps)
     else:
@@ -303,13 +303,13 @@ def _resume(evolution: Evolution, path: Path) -> None:
         )
 
 
-def _check_held_out_rows(evolution: Evolution, path: Path) -> None:
+def _check_held_out_rows(run: EvolveRun, path: Path) -> None:
     """Check the held-out rows of a resumed run against what it has learned from.
 
     Raises:
         `ValueError`: The saved run has learned from problems that are held out now.
     """
-    eval_rows = evolution.eval_rows
+    eval_rows = run.eval_rows
     if not eval_rows:
         return
 
@@ -318,7 +318,7 @@ def _check_held_out_rows(evolution: Evolution, path: Path) -> None:
     learned: set[str] = set()
     for attempt in read_journal(journal_beside(path)):
         learned.update(problem["question"] for problem in attempt.get("evidence", ()))
-    learned -= {shorten(question_of(row), MAX_CHARS) for row in evolution.rows}
+    learned -= {shorten(question_of(row), MAX_CHARS) for row in run.rows}
     overlap = learned & {shorten(question_of(row), MAX_CHARS) for row in eval_rows}
     if overlap:
         raise ValueError(
@@ -328,7 +328,7 @@ def _check_held_out_rows(evolution: Evolution, path: Path) -> None:
         )
 
 
-def _check_inputs(evolution: Evolution, saved_inputs: Mapping[str, Any]) -> None:
+def _check_inputs(run: EvolveRun, saved_inputs: Mapping[str, Any]) -> None:
     """Compare what a resumed run is given with what its saved part was given.
 
     The ratings hold for its training rows, policy, reward, template and grammar only. The held-out
@@ -336,14 +336,14 @@ def _check_inputs(evolution: Evolution, saved_inputs: Mapping[str, Any]) -> None
     anew at the end.
 
     Args:
-        evolution ([`Evolution`]): The resumed run, with the saved state.
+        run ([`EvolveRun`]): The resumed run, with the saved state.
         saved_inputs (`Mapping[str, Any]`): The `inputs` of the saved state; an input that is
             missing or `None` is not compared.
 
     Raises:
         `ValueError`: Another input than the held-out rows has changed.
     """
-    inputs = evolution.inputs
+    inputs = run.inputs
     other_run = "or use another checkpoint file (--output-dir) for another run"
     saved_rows = saved_inputs.get("rows")
     if saved_rows is not None and saved_rows != inputs["rows"]:
@@ -373,14 +373,14 @@ def _check_inputs(evolution: Evolution, saved_inputs: Mapping[str, Any]) -> None
             )
 
     # Scores on other held-out rows cannot be compared with new ones.
-    if not evolution.eval_rows:
+    if not run.eval_rows:
         return
     saved_eval_rows = saved_inputs.get("eval_rows")
     is_changed = saved_eval_rows is not None and saved_eval_rows != inputs["eval_rows"]
     discarded = 0
-    for member in evolution.population.members:
+    for member in run.population.members:
         if member.held_out is not None and (
-            is_changed or member.held_out["n"] != len(evolution.eval_rows)
+            is_changed or member.held_out["n"] != len(run.eval_rows)
         ):
             member.held_out = None
             member.held_out_scores = None
@@ -394,23 +394,23 @@ def _check_inputs(evolution: Evolution, saved_inputs: Mapping[str, Any]) -> None
 
 
 def _run_steps(
-    evolution: Evolution, on_step: Callable[[StepLog], None] | None, path: Path | None
+    run: EvolveRun, on_step: Callable[[StepLog], None] | None, path: Path | None
 ) -> None:
     """Run the remaining steps, each saved to `path`, and the evaluation after the last one."""
-    logs = evolution.logs
+    logs = run.logs
     journal = None
     if path is not None:
         # The journal may have one step more than the saved state. That step is run again.
         journal = EvolutionJournal(journal_beside(path))
         journal.keep_before(len(logs))
-    while len(logs) < evolution.config.steps:
-        ((_, log),) = in_parallel([evolution.step()], max_in_flight=1)
+    while len(logs) < run.config.steps:
+        ((_, log),) = in_parallel([run.step()], max_in_flight=1)
 
         # The journal comes before the state: a step without a saved state is run again.
         if journal is not None:
-            journal.append(evolution.attempts)
+            journal.append(run.attempts)
         if path is not None:
-            evolution.save(path)
+            run.save(path)
 
         # Warn about the first step without evidence.
         notes = [earlier_log.note for earlier_log in logs if earlier_log.note]
@@ -420,15 +420,15 @@ def _run_steps(
             on_step(log)
 
     # Evaluate on the held-out rows: every rated prompt (Figure 8), or the first and the best one.
-    population = evolution.population
-    if evolution.config.eval_all:
+    population = run.population
+    if run.config.eval_all:
         prompts = [member.prompt for member in population.members if member.matches]
     else:
         prompts = [population.members[0].prompt, population.best()]
-    if evolution.eval_rows and prompts:
-        list(in_parallel([evolution.evaluate(prompts)], max_in_flight=1))
+    if run.eval_rows and prompts:
+        list(in_parallel([run.evaluate(prompts)], max_in_flight=1))
         if path is not None:
-            evolution.save(path)
+            run.save(path)
 
 
 def _describe_spending(budget: Budget | None, reason: str) -> str:
@@ -451,8 +451,8 @@ def _describe_spending(budget: Budget | None, reason: str) -> str:
 # One step ---------------------------------------------------------------------------------------
 
 
-class Evolution:
-    """An evolution step by step. [`evolve`] is the loop around it and describes the arguments."""
+class EvolveRun:
+    """A run of [`evolve`], step by step: that is the loop around it, and describes the arguments."""
 
     def __init__(
         self,
@@ -503,8 +503,10 @@ class Evolution:
 
         # In the mode `reflection` one prompt is played at a time, and nothing crosses.
         self.is_reflection_only = config.mode == "reflection"
-        self.generation = Generation.start(prompt, config, config.seed, self.is_reflection_only)
-        self.population = self.generation.population
+        self.evolution = PopulationEvolution.start(
+            prompt, config, config.seed, self.is_reflection_only
+        )
+        self.population = self.evolution.population
 
         # Saved with the state, and compared when the run is resumed.
         policy_name = getattr(policy, "model", None)
@@ -554,7 +556,7 @@ class Evolution:
         return log
 
     async def _step(self) -> StepLog:
-        generation = self.generation
+        evolution = self.evolution
         population = self.population
         step_number = len(self.logs)
 
@@ -562,14 +564,14 @@ class Evolution:
         epoch, rows = self._draw_rows()
         k = 1 if self.is_reflection_only else self.config.prompts_per_step
         # A prompt that was drawn twice is played once.
-        prompts = list({prompt.id: prompt for prompt in generation.draw(k)}.values())
+        prompts = list({prompt.id: prompt for prompt in evolution.draw(k)}.values())
         results = await self._play(prompts, rows, epoch)
 
         # Rate the prompts, reflect on the batch, and add the children.
         outcomes: list[Outcome] = []
         children: list[SystemPrompt | None] = []
         self.attempts = []
-        task = generation.record([results])
+        task = evolution.record([results])
         if task is not None:
             outcomes = await self._reflect(task)
             children = self._join(task, outcomes)
@@ -609,7 +611,7 @@ class Evolution:
         return StepLog(
             step=step_number,
             prompts=prompt_ids,
-            values=generation.values[0],
+            values=evolution.values[0],
             reward=mean(rewards),
             failed=rewards.count(None) / len(rewards),
             operators=operators,
@@ -753,7 +755,7 @@ class Evolution:
 
     def _join(self, task: ReflectionTask, outcomes: Sequence[Outcome]) -> list[SystemPrompt | None]:
         try:
-            return self.generation.join(task, outcomes)
+            return self.evolution.join(task, outcomes)
         except LLMError as error:
             # A wrong key or a spent budget of the reference LLM ends the run, too.
             raise EvolutionStopped(_describe_end("the reference LLM", error)) from None
@@ -762,18 +764,18 @@ class Evolution:
         """Return everything that a resumed run needs, as plain JSON."""
         return {
             "format": _FORMAT,
-            **self.generation.state_dict(),
+            **self.evolution.state_dict(),
             "steps": [asdict(log) for log in self.logs],
             "usage": {name: asdict(usage) for name, usage in self.usage.items()},
             "inputs": self.inputs,
         }
 
     def save(self, path: str | Path) -> None:
-        """Write [`Evolution.state_dict`] to a file. A crash leaves the old file unchanged."""
+        """Write [`EvolveRun.state_dict`] to a file. A crash leaves the old file unchanged."""
         atomic_write(path, json.dumps(self.state_dict(), ensure_ascii=False))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from an [`Evolution.state_dict`].
+        """Continue from an [`EvolveRun.state_dict`].
 
         Raises:
             `ValueError`: It was written by another version, or its run began with another prompt.
@@ -792,7 +794,7 @@ class Evolution:
                 f"the saved run began with another system prompt, {root.text[:80]!r}: use another "
                 "checkpoint file for another run"
             )
-        self.generation.load_state_dict(state)
+        self.evolution.load_state_dict(state)
         self.logs = [StepLog(**log) for log in state["steps"]]
         self.usage = {name: Usage(**usage) for name, usage in state["usage"].items()}
 

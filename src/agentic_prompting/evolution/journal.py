@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..records import RecordFile
-from .generation import ReflectionTask
 from .operators import Outcome
 from .population import Population
+from .population_evolution import ReflectionTask
 from .run_files import JOURNAL_FILE, POPULATION_FILE
 from .system_prompt import SystemPrompt
 

@@ -181,7 +181,7 @@ def collect_matches(
     prompts_per_problem: int,
     attempts_per_prompt: int,
 ) -> list[list[PromptResult]]:
-    """Return the rollouts of a batch in the form that [`Generation.record`] takes.
+    """Return the rollouts of a batch in the form that [`PopulationEvolution.record`] takes.
 
     Problems that were played under other prompts, because their rollouts started earlier, are a
     match of their own. The prompts that were drawn last come last.

@@ -4,8 +4,8 @@ Each problem of a batch is attempted N times under each of M system prompts. The
 twice: TRL's group baseline over the N rollouts of one problem and prompt is the paper's V_i for the
 policy gradient, and the mean rewards rate the prompts and decide which of them have children.
 
-[`ESPLTrainer`] connects three parts to training: [`Generation`] is Algorithm 1 for the prompts,
-[`PopulationPrompts`] chooses the system prompt of each rollout of a batch, and a reflector
+[`ESPLTrainer`] connects three parts to training: [`PopulationEvolution`] is Algorithm 1 for the
+prompts, [`PopulationPrompts`] chooses the system prompt of each rollout of a batch, and a reflector
 (`reflectors.py`) writes the children. Every process holds the same population and makes the same
 decisions.
 """
@@ -29,8 +29,8 @@ from transformers.trainer_utils import TrainOutput
 from ..evolution import (
     AttemptText,
     EvolutionJournal,
-    Generation,
     Population,
+    PopulationEvolution,
     SystemPrompt,
     attempt_records,
     collect_matches,
@@ -78,7 +78,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
 
     Attributes:
         population ([`Population`]): All system prompts of the run.
-        generation ([`Generation`]): The evolution of that population.
+        evolution ([`PopulationEvolution`]): The evolution of that population.
 
     Raises:
         `ValueError`: For arguments that cannot work together; the message names values that do.
@@ -121,10 +121,10 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
 
         # Create the population. In mode `reflection` a single prompt is revised, without crossover.
         self.reference = reference
-        self.generation = Generation.start(
+        self.evolution = PopulationEvolution.start(
             population or initial_prompt, args, args.seed, is_alone=args.mode == "reflection"
         )
-        self.population = self.generation.population
+        self.population = self.evolution.population
         self._journal = EvolutionJournal(journal_beside(Path(args.output_dir) / POPULATION_FILE))
         self._reflection_watch = ReflectionWatch()
 
@@ -193,7 +193,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
                 "set prompt_place='user', which puts the prompts in front of the user's message"
             )
         return PopulationPrompts(
-            self.generation, self.args, self.spec.messages, self.chat_format.trust
+            self.evolution, self.args, self.spec.messages, self.chat_format.trust
         )
 
     def _before_batch(self) -> None:
@@ -237,7 +237,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         if batch_id <= self._rated_in_checkpoint:
             return
         self._rated_batch = batch_id
-        if self.generation.batches == 0 and self.accelerator.is_main_process:
+        if self.evolution.batches == 0 and self.accelerator.is_main_process:
             self._journal.keep_before(0)  # deletes the entries of another run in the same folder
 
         # Mode `rl` needs no texts, and those of a batch are megabytes.
@@ -259,8 +259,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             prompts_per_problem=self.args.prompts_per_step,
             attempts_per_prompt=self.args.num_generations,
         )
-        task = self.generation.record(matches, reflects)
-        self.log_batch("train", self.generation.metrics())
+        task = self.evolution.record(matches, reflects)
+        self.log_batch("train", self.evolution.metrics())
         if task is not None:
             self._reflector.begin(task)
 
@@ -271,11 +271,11 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         """
         if not self.args.evolves:
             return
-        for task in self.generation.due(self.args.evolution_lag):
+        for task in self.evolution.due(self.args.evolution_lag):
             # Wait for the outcomes, which are the same on every process.
             outcomes = self._reflector.finish(task)
             try:
-                children = self.generation.join(task, outcomes)
+                children = self.evolution.join(task, outcomes)
             except LLMError as error:
                 self._stop(f"the reference LLM failed with a fatal error, {error.kind}: {error}")
 
@@ -435,15 +435,15 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     # --- saving and resuming -------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the evolution as plain JSON; see [`Generation.state_dict`]."""
-        return {**self.generation.state_dict(), "rated": list(self._rated_batch)}
+        """Return the evolution as plain JSON; see [`PopulationEvolution.state_dict`]."""
+        return {**self.evolution.state_dict(), "rated": list(self._rated_batch)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a [`ESPLTrainer.state_dict`].
 
         Reflections that had not finished start again.
         """
-        self.generation.load_state_dict(state)
+        self.evolution.load_state_dict(state)
         self._rated_batch = tuple(state.get("rated", self._rated_batch))
         self._rated_in_checkpoint = self._rated_batch
 
@@ -470,12 +470,12 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             load_state(checkpoint / POPULATION_FILE, self.load_state_dict)
             is_over = self.state.global_step >= self.state.max_steps
             if self.args.evolves and not is_over:
-                for task in self.generation.pending:
+                for task in self.evolution.pending:
                     self._reflector.begin(task)
 
         # A resumed run plays the later batches again.
         if self.accelerator.is_main_process:
-            next_batch = self.generation.batches
-            if self.generation.pending:
-                next_batch = self.generation.pending[0].batch
+            next_batch = self.evolution.batches
+            if self.evolution.pending:
+                next_batch = self.evolution.pending[0].batch
             self._journal.keep_before(next_batch)

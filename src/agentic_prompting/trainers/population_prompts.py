@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ..evolution import Generation, SystemPrompt
+from ..evolution import PopulationEvolution, SystemPrompt
 from ..llm import Message
 from ..rollout import AgentSpec
 from .config import ESPLConfig
@@ -20,7 +20,7 @@ class PopulationPrompts:
     its system prompt, so that records, and groups that finish in a later step, name it, too.
 
     Args:
-        generation ([`Generation`]): Draws the prompts of a batch.
+        evolution ([`PopulationEvolution`]): Draws the prompts of a batch.
         args ([`ESPLConfig`]): M, N, the place of the prompt, and the mode.
         render (`Callable`): Returns the conversation of a row without an evolved prompt, as
             [`AgentSpec.messages`] does.
@@ -36,16 +36,16 @@ class PopulationPrompts:
 
     def __init__(
         self,
-        generation: Generation,
+        evolution: PopulationEvolution,
         args: ESPLConfig,
         render: Callable[[Mapping[str, Any]], Sequence[Message]],
         trust: Callable[[str], None] = lambda text: None,
     ):
-        self.generation = generation
+        self.evolution = evolution
         self.args = args
         self.render = render
         self.trust = trust
-        self.batch_prompts = [generation.population.best()]  # until the first batch draws its own
+        self.batch_prompts = [evolution.population.best()]  # until the first batch draws its own
         self.evaluated_prompt: SystemPrompt | None = None
         self.is_distilled = False
 
@@ -56,7 +56,7 @@ class PopulationPrompts:
 
     def final_prompt(self) -> SystemPrompt:
         """Return the prompt that the agent is evaluated and used under."""
-        return SystemPrompt("") if self.is_distilled else self.generation.population.best()
+        return SystemPrompt("") if self.is_distilled else self.evolution.population.best()
 
     @contextmanager
     def evaluate_under(self, prompt: SystemPrompt) -> Iterator[None]:
@@ -79,9 +79,9 @@ class PopulationPrompts:
         prompt_count = self.args.prompts_per_step
         is_rl_phase = self.args.mode == "alternating" and self.args.mode_at(step) == "rl"
         if is_rl_phase:
-            self.batch_prompts = [self.generation.population.best()] * prompt_count
+            self.batch_prompts = [self.evolution.population.best()] * prompt_count
         else:
-            self.batch_prompts = self.generation.draw(prompt_count)
+            self.batch_prompts = self.evolution.draw(prompt_count)
 
     def choose_metadata(self, index: int, training: bool) -> dict[str, Any]:
         """Return the id of the system prompt of a slot; `None` without one.
@@ -110,7 +110,7 @@ class PopulationPrompts:
         prompt_id = metadata["system_prompt"]
         # Without an evolved prompt, as after the distillation, the row's own messages are used.
         if prompt_id is not None:
-            prompt = self.generation.population.members[prompt_id].prompt
+            prompt = self.evolution.population.members[prompt_id].prompt
             self.trust(prompt.text)
             messages = prompt.messages(messages, self.args.prompt_place)  # type: ignore[arg-type]
         return [dict(message) for message in messages]

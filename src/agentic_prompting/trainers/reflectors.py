@@ -1,7 +1,8 @@
 """The models that reflect on a batch under E-SPL: a reference LLM, or the policy itself.
 
-A reflector turns the task of a batch into the outcomes that `Generation.join` takes. Only the first
-process sends requests; it broadcasts the outcomes, so that every process returns the same.
+A reflector turns the task of a batch into the outcomes that `PopulationEvolution.join` takes. Only
+the first process sends requests; it broadcasts the outcomes, so that every process returns the
+same.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """E-SPL's Algorithm 1 for the prompts: draw, rate, choose what is reflected on, add the children.
 
 [`ESPLTrainer`] and [`evolve`] share it. It needs no torch and knows no trainer. The caller plays
-the prompts and passes their results to [`Generation.record`]. A reflector works on the
-[`ReflectionTask`] that this returns ([`propose_children`]), and [`Generation.join`] adds the
-children. The population's random generator is the only source of chance: all processes that record
-the same matches make the same decisions, and a resumed run continues exactly.
+the prompts and passes their results to [`PopulationEvolution.record`]. A reflector works on the
+[`ReflectionTask`] that this returns ([`propose_children`]), and [`PopulationEvolution.join`] adds
+the children. The population's random generator is the only source of chance: all processes that
+record the same matches make the same decisions, and a resumed run continues exactly.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ReflectionTask:
         )
 
 
-class Generation:
+class PopulationEvolution:
     """The evolution of a population, batch by batch.
 
     Args:
@@ -95,12 +95,12 @@ class Generation:
     Example:
 
         >>> from agentic_prompting.evolution import Attempt, Outcome, ProblemResult
-        >>> generation = Generation(Population(SystemPrompt("Solve it.", ())), p_crossover=0.0)
-        >>> [prompt] = generation.draw(1)
+        >>> evolution = PopulationEvolution(Population(SystemPrompt("Solve it.", ())), p_crossover=0.0)
+        >>> [prompt] = evolution.draw(1)
         >>> problem = ProblemResult("1 + 1?", "2", (Attempt("2", 1.0), Attempt("3", 0.0)))
-        >>> task = generation.record([[PromptResult(prompt, (problem,))]])
+        >>> task = evolution.record([[PromptResult(prompt, (problem,))]])
         >>> child = SystemPrompt("Solve it.", ("Count twice.",), parents=(0,), operator="mutation")
-        >>> [joined] = generation.join(task, [Outcome("mutation", child)])
+        >>> [joined] = evolution.join(task, [Outcome("mutation", child)])
         >>> joined.id, joined.born_at
         (1, 1)
     """
@@ -265,7 +265,7 @@ class Generation:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a [`Generation.state_dict`].
+        """Continue from a [`PopulationEvolution.state_dict`].
 
         Raises:
             `ValueError`: The saved population is damaged. Nothing has changed then.

@@ -78,7 +78,7 @@ def measure_model(run: LibraryRun, name: str, model: str, seed: int) -> dict[str
         "what": "real",
         "seed": seed,
         "model": name,
-        "figures": [asdict(figure) for figure in measured.figures.figures],
+        "figures": [asdict(figure) for figure in measured.figures.measured],
         "sentence": measured.signal.sentence(),
         "rows": measured.signal.rows,
         "rollouts": measured.signal.rollouts,

@@ -64,11 +64,11 @@ def test_prompts_and_a_ceiling_at_endpoints(run, sums, tmp_path):
 
 
 def test_a_metric_takes_the_place_of_the_score(run, sums, tmp_path):
-    from agentic_prompting.cli.headroom import _connect_parts
+    from agentic_prompting.cli.headroom import _connect_settings
 
     options = HeadroomOptions(dataset=str(sums), metric=["token_f1"], output_dir=tmp_path)
     with ExitStack() as stack:
-        assert _connect_parts(options, stack)["metric"] == "token_f1"
+        assert _connect_settings(options, stack)["metric"] == "token_f1"
     words = ["--environment-model=m", f"--dataset={sums}", "--metric", "token_f1", "exact_match"]
     status, _, err = run("headroom", *words)
     assert status == 2 and "--metric takes one metric" in err

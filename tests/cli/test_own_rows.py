@@ -74,8 +74,8 @@ def test_headroom_measures_a_program_on_its_rows(file, monkeypatch):
     monkeypatch.setattr(headroom, "_load_untrained", lambda *_: None)
     options = HeadroomOptions(dataset=file, untrained="m", environment="a:b")
     with ExitStack() as stack:
-        parts = headroom._connect_parts(options, stack)
-    assert parts["rows"] == AgentArguments(dataset=file).load("", 0)
+        settings_fields = headroom._connect_settings(options, stack)
+    assert settings_fields["rows"] == AgentArguments(dataset=file).load("", 0)
 
 
 def test_columns_of_a_program_may_be_renamed(file):

@@ -614,7 +614,7 @@ def test_figures_are_read_from_the_file(tmp_path):
     assert figures.find("prompt_gain").low == measured.prompts.gain.low
     assert figures.find("differing").mean == measured.signal.differing.mean
     assert figures.calls == sum(measured.calls.values()) and figures.sentences["training"]
-    assert len(figures.lines()) == len(figures.figures) + 1
+    assert len(figures.lines()) == len(figures.measured) + 1
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"signal": 1, "delta": 0.1}', '{"pool": {}}'])

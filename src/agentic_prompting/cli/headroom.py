@@ -39,19 +39,19 @@ def headroom(arguments: Sequence[str]) -> int:
         options.replay_cache = options.folder / "replies.sqlite"
     options.start_tracing()
     with ExitStack() as stack:
-        # Scripted parts, those of a training run, or your rows and models at real endpoints.
+        # A scripted task, that of a training run, or your rows and models at real endpoints.
         if options.sandbox:
-            parts = _sandbox_parts(options)
+            settings_fields = _sandbox_settings(options)
         elif options.config is not None:
             from .headroom_run import connect_run
 
-            parts = connect_run(options, stack)
+            settings_fields = connect_run(options, stack)
         else:
-            parts = _connect_parts(options, stack)
-        # Measure, with no more calls in each part than the options allow.
-        rows = parts.pop("rows")
+            settings_fields = _connect_settings(options, stack)
+        # Measure, with no more calls in each measurement than the options allow.
+        rows = settings_fields.pop("rows")
         settings = HeadroomSettings(
-            **parts,
+            **settings_fields,
             tried=options.tried,
             repeats=options.repeats,
             calls=options.calls,
@@ -69,7 +69,7 @@ def _show(measured: Headroom, options: HeadroomOptions) -> None:
     """Save and print what was measured."""
     path = options.folder / HEADROOM_FILE
     # An empty result takes the place of none, and of no earlier one.
-    if measured.stopped and not measured.figures.figures:
+    if measured.stopped and not measured.figures.measured:
         if options.json:
             print_json(measured.to_json())
         else:
@@ -84,7 +84,7 @@ def _show(measured: Headroom, options: HeadroomOptions) -> None:
 
     picture = path.with_suffix(".png")
     with suppress(ImportError):
-        if measured.figures.figures:
+        if measured.figures.measured:
             plot_headroom(measured.figures, picture)
             files.append(str(picture))
     if options.json:
@@ -92,12 +92,12 @@ def _show(measured: Headroom, options: HeadroomOptions) -> None:
         return
     print_text(measured.report())
     print(f"written to {', '.join(files)}")
-    # The parts that were measured before the stop are saved.
+    # The measurements that were made before the stop are saved.
     if measured.stopped:
         print_error(f"stopped early: {measured.stopped}")
 
 
-def _sandbox_parts(options: HeadroomOptions) -> dict[str, Any]:
+def _sandbox_settings(options: HeadroomOptions) -> dict[str, Any]:
     """Puzzles, a scripted solver, and a scripted writer of prompts."""
     from ..evaluation.metrics import each
     from ..sandbox.puzzles import PuzzleSolver, make_puzzles, prompt_writer, score_puzzle
@@ -111,7 +111,7 @@ def _sandbox_parts(options: HeadroomOptions) -> dict[str, Any]:
     }
 
 
-def _connect_parts(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]:
+def _connect_settings(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]:
     """Rows, and models at real endpoints that are charged to the budget."""
     from ..evaluation.metrics import each
     from ..llm import charge
@@ -119,40 +119,40 @@ def _connect_parts(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]
     # One budget for all models. Its account is apart from that of the run in the folder.
     budget = options.open_budget()
     rows = options.load(options.task, options.seed)
-    parts: dict[str, Any] = {
+    settings_fields: dict[str, Any] = {
         "rows": list(rows),
         "prompts": [options.prompt],
         "metric": options.metric[0] if options.metric else each(load_score(options.score)),
         "reward": None if options.reward is None else load_reward(options.reward),
     }
     if options.group_size is not None:
-        parts["group_size"] = options.group_size
-    # Each part is measured only if its model is named.
+        settings_fields["group_size"] = options.group_size
+    # Each measurement is made only if its model is named.
     if options.policy_model:
-        parts["policy"] = options.connect_role(stack, "policy")
-        charge(budget, policy=parts["policy"])
+        settings_fields["policy"] = options.connect_role(stack, "policy")
+        charge(budget, policy=settings_fields["policy"])
     # The reference writes the prompts that are compared.
     if options.policy_model and options.reference_model:
-        parts["reference"] = options.connect_role(stack, "reference")
-        charge(budget, reference=parts["reference"])
+        settings_fields["reference"] = options.connect_role(stack, "reference")
+        charge(budget, reference=settings_fields["reference"])
     if options.environment_model:
-        parts["llm"] = options.connect_role(stack, "environment")
-        charge(budget, requests=parts["llm"])
+        settings_fields["llm"] = options.connect_role(stack, "environment")
+        charge(budget, requests=settings_fields["llm"])
     # ProRefine, with the models of its roles.
     if options.feedback_model:
         roles: dict[str, Any] = dict(options.connect_roles(stack))
         charge(budget, **roles)
-        parts["refiner"] = ProRefiner(**roles)
+        settings_fields["refiner"] = ProRefiner(**roles)
     # The untrained agent needs somebody to ask. Workers are measured alone, too.
     if options.untrained:
         environment = options.open_environment(stack, budget)
         # A program gets the rows that `train agent` gives it.
         if environment.plays_whole_episodes:
-            parts["rows"] = options.add_file_columns(rows)
-        parts["agent"] = _load_untrained(options.untrained, environment)
+            settings_fields["rows"] = options.add_file_columns(rows)
+        settings_fields["agent"] = _load_untrained(options.untrained, environment)
     elif options.environment:
-        parts["pool"] = _open_workers(options.environment, budget)
-    return parts
+        settings_fields["pool"] = _open_workers(options.environment, budget)
+    return settings_fields
 
 
 def _open_workers(name: str, budget: Budget) -> Workers:

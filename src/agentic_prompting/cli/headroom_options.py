@@ -71,7 +71,7 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
     metric: list[str] | None = list_option(
         "A metric of `evaluate` by name, instead of --score: ours, or one of the package `evaluate`."
     )
-    calls: int = option("Calls of large LLMs in each part, at most.", 512)
+    calls: int = option("Calls of large LLMs in each measurement, at most.", 512)
     top_up_calls: int = option(
         "Calls of a second look at the prompts, if the first cannot tell.", 0
     )
@@ -148,10 +148,10 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
                 "--untrained needs somebody to ask: --environment-model NAME, --environment "
                 "MODULE:NAME, or --program MODULE:NAME for an agent program"
             )
-        self._refuse_options_of_parts()
+        self._refuse_options_without_measurement()
 
-    def _refuse_options_of_parts(self) -> None:
-        """Raise `ValueError` for options of parts that are not measured."""
+    def _refuse_options_without_measurement(self) -> None:
+        """Raise `ValueError` for options of measurements that are not requested."""
         if not self.policy_model:
             refuse_options(
                 self,

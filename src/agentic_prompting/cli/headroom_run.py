@@ -1,4 +1,4 @@
-"""`headroom --config FILE`: the parts of a training run, in the form in which it would train."""
+"""`headroom --config FILE`: the task of a training run, in the form in which it would train."""
 
 from __future__ import annotations
 
@@ -59,31 +59,33 @@ def connect_run(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]:
     script.replay_cache = options.replay_cache
     budget = options.open_budget()
     if isinstance(script, PromptR1Arguments) and script.real:
-        parts = _library_parts(script, args, model.model_name_or_path, options.folder)
+        settings_fields = _library_settings(script, args, model.model_name_or_path, options.folder)
     elif isinstance(script, PromptR1Arguments) and script.sandbox:
-        parts = _sandbox_parts(script, args, options.folder, stack)
+        settings_fields = _sandbox_settings(script, args, options.folder, stack)
     else:
-        parts = _own_parts(script, args, options.untrained or model.model_name_or_path, stack)
+        settings_fields = _own_settings(
+            script, args, options.untrained or model.model_name_or_path, stack
+        )
 
     # All that the large LLM costs is charged.
-    environment: Environment | None = parts["agent"].environment
+    environment: Environment | None = settings_fields["agent"].environment
     if environment is not None:
         charge(budget, environment=environment)
     if isinstance(script, ESPLArguments) and script.reference_model:
-        parts |= _prompt_parts(script, parts["agent"], stack, budget)
+        settings_fields |= _prompt_settings(script, settings_fields["agent"], stack, budget)
     budget.warn_if_it_limits_nothing()
     if options.reward is not None:
-        parts["reward"] = load_reward(options.reward)
+        settings_fields["reward"] = load_reward(options.reward)
     # Rewards score rollouts, and a metric the answers of models and prompts.
     if options.metric:
-        parts["metric"] = options.metric[0]
+        settings_fields["metric"] = options.metric[0]
     elif options.score != HeadroomOptions.score:
-        parts["metric"] = each(load_score(options.score))
-    parts["group_size"] = options.group_size or args.num_generations
-    return parts
+        settings_fields["metric"] = each(load_score(options.score))
+    settings_fields["group_size"] = options.group_size or args.num_generations
+    return settings_fields
 
 
-def _library_parts(
+def _library_settings(
     script: PromptR1Arguments, args: MultiTurnGRPOConfig, model: str | None, folder: Path
 ) -> dict[str, Any]:
     """The run of a real small model that looks invented facts up, after its warm start."""
@@ -92,7 +94,7 @@ def _library_parts(
     return {"agent": agent, "rows": list(run.train), "reward": brief_answer_reward}
 
 
-def _sandbox_parts(
+def _sandbox_settings(
     script: PromptR1Arguments, args: MultiTurnGRPOConfig, folder: Path, stack: ExitStack
 ) -> dict[str, Any]:
     """The demonstration of Prompt-R1: its warm start and its oracle."""
@@ -103,7 +105,7 @@ def _sandbox_parts(
     return {"agent": agent, "rows": list(sandbox.train), "reward": PromptR1Reward()}
 
 
-def _own_parts(
+def _own_settings(
     script: RunArguments, args: MultiTurnGRPOConfig, model: str | None, stack: ExitStack
 ) -> dict[str, Any]:
     """A run on rows of one's own, or of a task."""
@@ -141,14 +143,14 @@ def _own_parts(
     reward = load_reward(reward_name)
     if isinstance(reward, PromptR1Reward):
         reward = replace(reward, gate=getattr(args, "gate", reward.gate))
-    parts = {"agent": agent, "rows": rows, "reward": reward}
+    settings_fields = {"agent": agent, "rows": rows, "reward": reward}
     # The large LLM is also measured by itself: its score is the ceiling of one request.
     if isinstance(environment, LLMEnvironment):
-        parts["llm"] = environment.chat
-    return parts
+        settings_fields["llm"] = environment.chat
+    return settings_fields
 
 
-def _prompt_parts(
+def _prompt_settings(
     script: ESPLArguments, agent: PromptAgent, stack: ExitStack, budget: Budget
 ) -> dict[str, Any]:
     """E-SPL also searches for a system prompt: the gain of a better one for the untrained agent."""

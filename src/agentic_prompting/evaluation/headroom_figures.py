@@ -47,19 +47,19 @@ class Figure:
 
 @dataclass(frozen=True)
 class HeadroomFigures:
-    """The figures of a saved measurement.
+    """The figures of a saved result of `headroom`.
 
     Args:
-        figures (`list[Figure]`): Everything that was measured with an interval.
+        measured (`list[Figure]`): Everything that was measured with an interval.
         sentences (`dict[str, str]`): The verdict of each measurement, by name.
         delta (`float`): The smallest gain that is worth it.
         calls (`int`): Calls of large LLMs.
         cost_usd (`float`): Their cost.
         replayed (`int`): How many of the calls came from a replay cache and were not paid for.
-        stopped (`str`, *optional*): Why the measurement ended early.
+        stopped (`str`, *optional*): Why the measurements ended early.
     """
 
-    figures: list[Figure] = field(default_factory=list)
+    measured: list[Figure] = field(default_factory=list)
     sentences: dict[str, str] = field(default_factory=dict)
     delta: float = 0.10
     calls: int = 0
@@ -89,7 +89,7 @@ class HeadroomFigures:
         if saved.get("training"):
             sentences["training"] = str(saved["training"])
         return cls(
-            figures=[*_scores(saved), *_gains(saved), *_shares(saved)],
+            measured=[*_scores(saved), *_gains(saved), *_shares(saved)],
             sentences=sentences,
             delta=float(saved["delta"]),
             calls=sum(int(count) for count in saved["calls"].values()),
@@ -101,7 +101,7 @@ class HeadroomFigures:
 
     def find(self, key: str) -> Figure | None:
         """The figure with this key, if it was measured."""
-        return next((figure for figure in self.figures if figure.key == key), None)
+        return next((figure for figure in self.measured if figure.key == key), None)
 
     @property
     def spending(self) -> str:
@@ -112,7 +112,7 @@ class HeadroomFigures:
 
     def lines(self) -> list[str]:
         """A line for each figure, then calls and dollars."""
-        lines = [f"{figure.name}: {figure}" for figure in self.figures]
+        lines = [f"{figure.name}: {figure}" for figure in self.measured]
         lines.append(f"measured with {self.spending}")
         if self.stopped:
             lines.append(f"stopped early: {self.stopped}")

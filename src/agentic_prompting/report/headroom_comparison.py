@@ -45,7 +45,7 @@ def compare_with_headroom(run: RunSummary) -> list[ComparedFigure]:
         "prompt_gain": _evolution_gain(run),
     }
     rows = []
-    for figure in headroom.figures:
+    for figure in headroom.measured:
         rows.append(ComparedFigure(figure.name, str(figure), results.get(figure.key, UNKNOWN)))
     rows.append(ComparedFigure("calls and dollars", headroom.spending, _spending(run)))
     return rows

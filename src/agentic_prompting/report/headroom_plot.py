@@ -26,7 +26,7 @@ def plot_headroom(headroom: HeadroomFigures, path: str | Path) -> None:
     # A panel for each type of figure, as high as it has figures.
     panels: list[list[Figure]] = []
     for panel in PANEL_TITLES:
-        figures = [figure for figure in headroom.figures if figure.panel == panel]
+        figures = [figure for figure in headroom.measured if figure.panel == panel]
         if figures:
             panels.append(figures)
     if not panels:

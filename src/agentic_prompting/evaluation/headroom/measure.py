@@ -1,6 +1,6 @@
 """[`headroom`]: measures the possible gain on a task within a limited number of calls.
 
-Each requested part makes at most `calls` calls of large LLMs:
+Each requested measurement makes at most `calls` calls of large LLMs:
 
 - **prompts** of a policy (a chat model or an agent): is there a better system prompt?
 - **signal** of an untrained agent: would GRPO have a gradient?
@@ -15,25 +15,25 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from ...data import validate_dataset
 from ...llm.loop import run
 from ...refine.templates import DEFAULT_PROMPT
 from ..systems import Row
 from .caller import Caller, MeasurementStopped
-from .parts import ChoicePart, MeasurementContext, PromptPart, RefinePart, SignalPart
+from .measurements import (
+    Measurement,
+    MeasurementContext,
+    PoolMeasurement,
+    PromptMeasurement,
+    RefinementMeasurement,
+    RequestMeasurement,
+    SignalMeasurement,
+)
 from .prompts import TooFewScores
 from .result import Headroom
 from .settings import HeadroomSettings
-
-
-class MeasurementPart(Protocol):
-    """A part of a measurement."""
-
-    async def measure(self, result: Headroom) -> None:
-        """Make the calls, and put the result into a field of `result`."""
-        ...
 
 
 def headroom(
@@ -43,7 +43,7 @@ def headroom(
 
     For synchronous code; [`aheadroom`] is the same for `async` code. May be called from any thread, also in a
     notebook. A failed call has no score, and its row is left out. An error that affects all further calls (a
-    wrong key, a spent budget) ends the measurement; the completed parts are returned.
+    wrong key, a spent budget) ends the call; the completed measurements are returned.
 
     Args:
         rows (`Sequence[dict]`): Rows with `question` and `answers`, as from [`load_task`]. Sampled with `seed`.
@@ -52,7 +52,7 @@ def headroom(
             `settings`.
 
     Raises:
-        `ValueError`: Before any call: if no part is requested, a row has no question or no answers, or there
+        `ValueError`: Before any call: if no measurement is requested, a row has no question or no answers, or there
             are too few calls or rows.
 
     Example:
@@ -74,7 +74,7 @@ async def aheadroom(
     settings.check()
     validate_dataset(rows)
 
-    # All parts take their rows from the same order, and share the count of calls.
+    # All measurements take their rows from the same order, and share the count of calls.
     caller = Caller(settings.metric, settings.max_in_flight, settings.sampling)
     context = MeasurementContext(
         caller=caller,
@@ -83,20 +83,20 @@ async def aheadroom(
         delta=settings.smallest_gain,
         seed=settings.seed,
     )
-    # All parts are checked before the first one makes a call.
-    parts = _make_parts(context, settings)
+    # All measurements are checked before the first one makes a call.
+    measurements = _make_measurements(context, settings)
     result = Headroom(delta=context.delta, asks_once=settings.asks_once)
-    await _measure_parts(parts, caller, result)
+    await _run_measurements(measurements, caller, result)
     return result
 
 
-def _make_parts(
+def _make_measurements(
     context: MeasurementContext, settings: HeadroomSettings
-) -> dict[str, MeasurementPart]:
-    """The requested parts by name. Constructing a part checks it."""
-    parts: dict[str, MeasurementPart] = {}
+) -> dict[str, Measurement]:
+    """The requested measurements by name. Constructing a measurement checks it."""
+    measurements: dict[str, Measurement] = {}
     if settings.policy is not None:
-        parts["prompts"] = PromptPart(
+        measurements["prompts"] = PromptMeasurement(
             context,
             settings.policy,
             settings.prompts,
@@ -105,30 +105,32 @@ def _make_parts(
             settings.top_up_calls,
         )
     if settings.agent is not None:
-        parts["signal"] = SignalPart(context, settings.agent, settings.group_size, settings.reward)
+        measurements["signal"] = SignalMeasurement(
+            context, settings.agent, settings.group_size, settings.reward
+        )
     if settings.refiner is not None:
         start_prompt = settings.prompts[0] or DEFAULT_PROMPT
-        parts["refinement"] = RefinePart(context, settings.refiner, start_prompt)
+        measurements["refinement"] = RefinementMeasurement(context, settings.refiner, start_prompt)
     if settings.llm is not None:
-        parts["requests"] = ChoicePart.of_requests(
+        measurements["requests"] = RequestMeasurement(
             context, settings.llm, settings.requests, settings.repeats
         )
     if settings.members:
-        parts["pool"] = ChoicePart.of_models(context, settings.members, settings.repeats)
-    return parts
+        measurements["pool"] = PoolMeasurement(context, settings.members, settings.repeats)
+    return measurements
 
 
-async def _measure_parts(
-    parts: Mapping[str, MeasurementPart], caller: Caller, result: Headroom
+async def _run_measurements(
+    measurements: Mapping[str, Measurement], caller: Caller, result: Headroom
 ) -> None:
-    """Measure part by part, and put the results and what they took into `result`."""
+    """Run the measurements in order, and put the results and what they took into `result`."""
     started = time.perf_counter()
-    for name, part in parts.items():
+    for name, measurement in measurements.items():
         calls_before = caller.calls
         replayed_before = caller.replayed
         cost_before = caller.cost_usd
         try:
-            await part.measure(result)
+            await measurement.measure(result)
         except TooFewScores as error:
             # The others may call other models: they are measured all the same.
             result.stopped = f"{name}: {error}"
@@ -142,7 +144,7 @@ async def _measure_parts(
             result.replayed[name] = caller.replayed - replayed_before
             result.costs[name] = caller.cost_usd - cost_before
 
-    # The totals of all parts.
+    # The totals of all measurements.
     result.cost_usd = caller.cost_usd
     result.failed = caller.failed
     result.seconds = time.perf_counter() - started

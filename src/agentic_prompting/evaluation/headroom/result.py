@@ -25,7 +25,7 @@ FURTHER = 20
 
 @dataclass
 class Headroom:
-    """The result of [`headroom`]. A part that was not requested or not reached is `None`.
+    """The result of [`headroom`]. A measurement that was not requested or not reached is `None`.
 
     Args:
         prompts ([`PromptHeadroom`], *optional*): The gain of a better system prompt.
@@ -38,10 +38,10 @@ class Headroom:
         refinement ([`RefineHeadroom`], *optional*): The gain of ProRefine.
         requests ([`Ceiling`], *optional*): Scores of a large LLM under several requests.
         pool ([`Ceiling`], *optional*): Scores of several models or workers under the plain request.
-        calls (`dict[str, int]`): Calls of large LLMs of each part, with those that were replayed.
+        calls (`dict[str, int]`): Calls of large LLMs of each measurement, with those that were replayed.
         replayed (`dict[str, int]`): How many of them came from a replay cache and were not paid for.
-        costs (`dict[str, float]`): US dollars of each part.
-        cost_usd (`float`): US dollars of all parts.
+        costs (`dict[str, float]`): US dollars of each measurement.
+        cost_usd (`float`): US dollars of all measurements.
         failed (`int`): Answers without a score: outages, and answers that the metric cannot grade.
         seconds (`float`): Duration from the first call to the last.
         stopped (`str`, *optional*): Why the measurement ended early.
@@ -87,8 +87,8 @@ class Headroom:
         return self.signal.verdict, self.signal.sentence()
 
     def report(self) -> str:
-        """The result as text: a sentence per part with its evidence, then the calls and the cost."""
-        # The parts, as far as they were measured.
+        """The result as text: a sentence per measurement with its evidence, then the calls and the cost."""
+        # The measurements, as far as they were made.
         lines = []
         if self.prompts is not None:
             lines += _prompt_lines(self.prompts, self.texts, self.further)
@@ -124,14 +124,14 @@ class Headroom:
         lines.append(f"Calls: {calls or 'none'}; {cost}, {self.seconds:.0f} s{failed}.")
         return "\n".join(lines)
 
-    def _describe_spending(self, part: str) -> str:
-        """The calls of a part in words, with its cost and what was replayed."""
+    def _describe_spending(self, name: str) -> str:
+        """The calls of a measurement in words, with its cost and what was replayed."""
         details = []
-        if self.costs.get(part):
-            details.append(f"${self.costs[part]:.4f}")
-        if self.replayed.get(part):
-            details.append(f"{self.replayed[part]} replayed")
-        description = f"{part} {self.calls[part]}"
+        if self.costs.get(name):
+            details.append(f"${self.costs[name]:.4f}")
+        if self.replayed.get(name):
+            details.append(f"{self.replayed[name]} replayed")
+        description = f"{name} {self.calls[name]}"
         return f"{description} ({', '.join(details)})" if details else description
 
     def to_json(self) -> dict[str, Any]:

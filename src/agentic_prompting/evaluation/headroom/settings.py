@@ -19,7 +19,7 @@ from .proposals import DEFAULT_REQUESTS
 class HeadroomSettings:
     """The settings of [`headroom`], whose keyword arguments they are.
 
-    `policy`, `agent`, `refiner`, `llm` and `pool` each request a part of the measurement.
+    `policy`, `agent`, `refiner`, `llm` and `pool` each request a measurement.
 
     Args:
         policy ([`ChatModel`] or [`PromptAgent`], *optional*): Measure the gain of a better system prompt for
@@ -45,7 +45,7 @@ class HeadroomSettings:
         repeats (`int`, *optional*, defaults to `4`): Number of answers to each request, and of each model of
             the pool. 1 suffices at temperature 0.
         metric (`str`, ...): Metric that scores an answer between 0 and 1, as in [`evaluate_agent`].
-        calls (`int`, *optional*, defaults to `512`): Largest number of calls of large LLMs in each part.
+        calls (`int`, *optional*, defaults to `512`): Largest number of calls of large LLMs in each measurement.
         delta (`float`, *optional*): The smallest gain that is worth it. Defaults to 0.10, and to 0.05 from
             2,000 calls on.
         seed (`int`, *optional*, defaults to `0`): Seed of rows, ties and samples.
@@ -70,7 +70,7 @@ class HeadroomSettings:
     requests: Sequence[str] = DEFAULT_REQUESTS
     pool: Mapping[str, ChatModel | Worker] | Workers | None = None
     repeats: int = 4
-    # All parts.
+    # All measurements.
     metric: Metric = "exact_match"
     calls: int = 512
     delta: float | None = None
@@ -79,7 +79,7 @@ class HeadroomSettings:
     sampling: Mapping[str, Any] | None = None
 
     def check(self) -> None:
-        """Raise `ValueError` if no part is requested, or the prompts are not a list."""
+        """Raise `ValueError` if no measurement is requested, or the prompts are not a list."""
         subjects = (self.policy, self.agent, self.refiner, self.llm)
         if all(subject is None for subject in subjects) and not self.members:
             raise ValueError("say what to measure: policy=, agent=, refiner=, llm= or pool=")

@@ -1,6 +1,7 @@
-"""The parts of a measurement: system prompts, groups of rollouts, refinements, and choices of requests or models.
+"""The measurements: system prompts, groups of rollouts, refinements, and choices of requests or models.
 
-The constructor of a part checks its arguments. `measure` makes the calls and puts the result into a [`Headroom`].
+The constructor of a measurement checks its arguments. `measure` makes the calls and puts the result into a
+[`Headroom`].
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +38,7 @@ from .caller import (
     max_calls_per_answer,
     record_of,
 )
-from .ceiling import measure_ceiling
+from .ceiling import Ceiling, measure_ceiling
 from .group_signal import measure_groups
 from .prompts import (
     ScoreTable,
@@ -61,12 +63,12 @@ _MAX_EXAMPLES = 8
 
 @dataclass(frozen=True)
 class MeasurementContext:
-    """What all parts of a measurement share: its caller, its rows and its settings.
+    """What all measurements share: the caller, the rows and some settings.
 
     Args:
         caller ([`Caller`]): Makes the calls and counts them.
-        rows (`Sequence[dict]`): All rows, in the order in which parts take them.
-        calls (`int`): Largest number of calls of each part.
+        rows (`Sequence[dict]`): All rows, in the order in which measurements take them.
+        calls (`int`): Largest number of calls of each measurement.
         delta (`float`): The smallest gain that is worth it.
         seed (`int`): Seed of ties and samples.
     """
@@ -78,7 +80,15 @@ class MeasurementContext:
     seed: int
 
 
-class PromptPart:
+class Measurement(ABC):
+    """Answers one question about the possible gain, and counts its calls with the caller of its context."""
+
+    @abstractmethod
+    async def measure(self, result: Headroom) -> None:
+        """Make the calls, and store the outcome in `result`, as far as it is known if a call stops them."""
+
+
+class PromptMeasurement(Measurement):
     """Two stages over system prompts: some rows choose a challenger, fresh rows measure its gain.
 
     The arguments after `context` are fields of [`HeadroomSettings`].
@@ -219,7 +229,7 @@ class PromptPart:
         return list(tables)
 
 
-class SignalPart:
+class SignalMeasurement(Measurement):
     """Groups of rollouts of an untrained agent.
 
     The arguments after `context` are fields of [`HeadroomSettings`].
@@ -297,11 +307,11 @@ class SignalPart:
         return await self.caller.score_answers(records)
 
 
-class RefinePart:
+class RefinementMeasurement(Measurement):
     """Plain and refined answers to the same rows.
 
     Args:
-        context ([`MeasurementContext`]): What all parts share.
+        context ([`MeasurementContext`]): What all measurements share.
         refiner ([`ProRefiner`]): Refines the prompt.
         prompt (`str`): The prompt before refinement.
     """
@@ -361,12 +371,12 @@ class Choice:
         return {**row, "question": fill_template(self.template, row["question"])}
 
 
-class ChoicePart:
+class ChoiceMeasurement(Measurement):
     """Several ways to get an answer to each row, asked several times each.
 
     Args:
-        context ([`MeasurementContext`]): What all parts share.
-        field_name (`str`): Field of [`Headroom`] for the result.
+        context ([`MeasurementContext`]): What all measurements share.
+        name (`str`): The name of the measurement, for errors.
         choices (`Mapping[str, Choice]`): Choices by name, the plain one first.
         repeats (`int`): Number of answers of each choice to a row.
     """
@@ -374,17 +384,16 @@ class ChoicePart:
     def __init__(
         self,
         context: MeasurementContext,
-        field_name: str,
+        name: str,
         choices: Mapping[str, Choice],
         repeats: int,
     ):
         # An oracle with a single choice has nothing to choose.
         if repeats < 1 or len(choices) < 2:
-            raise ValueError(f"{field_name} needs two choices and one repeat at least")
+            raise ValueError(f"{name} needs two choices and one repeat at least")
 
         # As many rows as fit into the calls.
         self.caller = context.caller
-        self.field_name = field_name
         self.choices = choices
         self.repeats = repeats
         self.seed = context.seed
@@ -396,11 +405,27 @@ class ChoicePart:
                 f"{repeats} repeats on two rows"
             )
 
-    @classmethod
-    def of_requests(
-        cls, context: MeasurementContext, llm: ChatModel, requests: Sequence[str], repeats: int
-    ) -> ChoicePart:
-        """One large LLM, asked in several ways."""
+    async def measure_choices(self) -> Ceiling:
+        """Ask all choices, and return the score of the best one for each row."""
+        # (rows, choices, repeats)
+        table = np.empty((len(self.rows), len(self.choices), self.repeats))
+        for column, choice in enumerate(self.choices.values()):
+            requests = [choice.fill_row(row) for row in self.rows]
+            for repeat in range(self.repeats):
+                scores = await self.caller.score(choice.system, requests, self.seed + repeat)
+                table[:, column, repeat] = scores
+        return measure_ceiling(table, list(self.choices))
+
+
+class RequestMeasurement(ChoiceMeasurement):
+    """One large LLM, asked in several ways.
+
+    The arguments after `context` are fields of [`HeadroomSettings`].
+    """
+
+    def __init__(
+        self, context: MeasurementContext, llm: ChatModel, requests: Sequence[str], repeats: int
+    ):
         choices = {}
         for number, request in enumerate(requests):
             # A request must contain the question.
@@ -408,17 +433,26 @@ class ChoicePart:
             # The plain request is the first one; the others are numbered from 2.
             name = "the plain request" if number == 0 else f"request {number + 1}"
             choices[name] = Choice(context.caller.system_of(llm, ""), request)
-        return cls(context, "requests", choices, repeats)
+        super().__init__(context, "requests", choices, repeats)
 
-    @classmethod
-    def of_models(
-        cls, context: MeasurementContext, pool: Mapping[str, Any], repeats: int
-    ) -> ChoicePart:
-        """Several models or workers, each asked the plain question."""
+    async def measure(self, result: Headroom) -> None:
+        result.requests = await self.measure_choices()
+
+
+class PoolMeasurement(ChoiceMeasurement):
+    """Several models or workers, each asked the plain question.
+
+    Args:
+        context ([`MeasurementContext`]): What all measurements share.
+        members (`Mapping`): Models or workers by name, the plain one first.
+        repeats (`int`): Number of answers of each member to a row.
+    """
+
+    def __init__(self, context: MeasurementContext, members: Mapping[str, Any], repeats: int):
         choices = {}
-        for name, member in pool.items():
-            choices[name] = cls._choice_of_member(context.caller, name, member)
-        return cls(context, "pool", choices, repeats)
+        for name, member in members.items():
+            choices[name] = self._choice_of_member(context.caller, name, member)
+        super().__init__(context, "pool", choices, repeats)
 
     @staticmethod
     def _choice_of_member(caller: Caller, name: str, member: Any) -> Choice:
@@ -430,14 +464,7 @@ class ChoicePart:
         return Choice(WorkerSystem({name: member}, name), template, max_calls_of_worker(member))
 
     async def measure(self, result: Headroom) -> None:
-        # (rows, choices, repeats)
-        table = np.empty((len(self.rows), len(self.choices), self.repeats))
-        for column, choice in enumerate(self.choices.values()):
-            requests = [choice.fill_row(row) for row in self.rows]
-            for repeat in range(self.repeats):
-                scores = await self.caller.score(choice.system, requests, self.seed + repeat)
-                table[:, column, repeat] = scores
-        setattr(result, self.field_name, measure_ceiling(table, list(self.choices)))
+        result.pool = await self.measure_choices()
 
 
 def _mean_without_missing(tables: Sequence[ScoreTable]) -> ScoreTable:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 # One thread per process: several processes of these tests run at once on two cores.
@@ -35,6 +36,20 @@ def pytest_collection_modifyitems(items):
         return SLOW_FOLDERS.index(folder) if folder in SLOW_FOLDERS else len(SLOW_FOLDERS)
 
     items.sort(key=place)
+
+
+@pytest.fixture(autouse=True)
+def forget_written_modules(tmp_path_factory):
+    """Forgets the modules that a test wrote and imported: another test may write one of the same name."""
+    loaded_before = set(sys.modules)
+    yield
+    temporary = tmp_path_factory.getbasetemp()
+    for name in set(sys.modules) - loaded_before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and Path(file).is_relative_to(temporary):
+            del sys.modules[name]
+    # The command makes the current folder importable.
+    sys.path[:] = [folder for folder in sys.path if not Path(folder).is_relative_to(temporary)]
 
 
 @pytest.fixture(scope="session")

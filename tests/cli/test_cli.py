@@ -977,8 +977,6 @@ def sums(tmp_path, monkeypatch):
     (tmp_path / "own_tools.py").write_text(TOOLS)
     (tmp_path / "rows.jsonl").write_text('{"question": "what is 17 plus 4 ?", "answers": ["21"]}\n')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "own_sums", raising=False)
-    monkeypatch.delitem(sys.modules, "own_tools", raising=False)
 
 
 def test_check_env_calls_each_tool_by_itself_and_shows_the_schemas(run, sums):

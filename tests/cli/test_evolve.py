@@ -184,11 +184,8 @@ def test_errors_of_the_python_api_name_options(run, own, models):
         ),
     ],
 )
-def test_a_reward_that_fails_is_one_line_with_its_name(
-    run, own, models, tmp_path, monkeypatch, body, message
-):
+def test_a_reward_that_fails_is_one_line_with_its_name(run, own, models, tmp_path, body, message):
     (tmp_path / "own_score.py").write_text(f"def score(completions, **columns):\n    {body}\n")
-    monkeypatch.delitem(__import__("sys").modules, "own_score", raising=False)
     status, _, err = run("evolve", *own, *models.options, "--reward", "own_score:score")
     assert (status, err.count("\n")) == (2, 1) and message in err
 

@@ -55,9 +55,6 @@ def parts(tmp_path, monkeypatch):
     (tmp_path / "broken_parts.py").write_text("import nothing_of_that_name")
     (tmp_path / "raising_parts.py").write_text("1 / 0")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("own_parts", "broken_parts", "raising_parts"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
 
 

@@ -93,8 +93,6 @@ def parts(tmp_path, monkeypatch):
     rows = [{"question": f"where is order {i} ?", "answers": ["4"]} for i in range(8)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "shop", raising=False)
     return tmp_path
 
 

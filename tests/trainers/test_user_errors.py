@@ -1,7 +1,6 @@
 """What is wrong in an environment or a reward of the user's: said with file and line, and with the function's name."""
 
 import logging
-import sys
 import textwrap
 
 import pytest
@@ -50,7 +49,6 @@ class Closed:
 def shop(tmp_path, monkeypatch):
     (tmp_path / "corner_shop.py").write_text(textwrap.dedent(SHOP))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "corner_shop", raising=False)
     import corner_shop
 
     return corner_shop

@@ -17,8 +17,7 @@ SCORE = "def score(answer, answers):\n    return helper(answer)\n\n\ndef helper(
 def score(tmp_path):
     file = tmp_path / "my_versioned_score.py"
     file.write_text(SCORE)
-    yield file, load_part(f"{file}:score", "score")
-    sys.modules.pop("my_versioned_score", None)
+    return file, load_part(f"{file}:score", "score")
 
 
 def test_an_edited_helper_is_another_version(score):

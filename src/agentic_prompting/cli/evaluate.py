@@ -247,25 +247,25 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
                 task_rows = list(options.add_file_columns(rows))
             task = EvaluationTask(Path(options.dataset).stem, task_rows)
             agent = PromptAgent.from_pretrained(run, environment)
-            systems = _systems_of_run(options, run, agent, environment)
+            baseline, systems = _systems_of_run(options, run, agent, environment)
 
         # Ask each question as often as `--samples` says; a stopped run goes on from the folder.
-        def ask() -> Evaluation:
+        def ask(asked_systems: Mapping[str, Any]) -> Evaluation:
             return evaluate_agent(
-                systems, [task], metrics, n=None, runs=options.samples, output=folder
+                asked_systems, [task], metrics, n=None, runs=options.samples, output=folder
             )
 
         if options.baselines:
             pool = _pool_of(environment)
-            systems |= baselines_of_pool(pool)
+            systems = {**systems, **baselines_of_pool(pool)}
             # The other baselines depend on the cost of the agent and of its best worker. Saved
             # answers are not asked for again.
-            systems |= baselines_at_cost(pool, ask(), run.name)
-        evaluation = ask()
-    # All are compared with the first one: the trained conductor, or else the untrained agent.
+            systems = {**systems, **baselines_at_cost(pool, ask(systems), run.name)}
+        evaluation = ask(systems)
+    # The agent alone is compared with nothing.
     comparisons: Sequence[Comparison] = []
-    if options.base is not None or options.baselines:
-        comparisons = compare_systems(evaluation, next(iter(systems)))
+    if len(systems) > 1:
+        comparisons = compare_systems(evaluation, baseline)
     save_run(folder, evaluation)
     return FinishedTable(
         title="",
@@ -316,8 +316,12 @@ def _was_trained_in_program(run: Path) -> bool:
 
 def _systems_of_run(
     options: EvaluateOptions, run: Path, agent: PromptAgent, environment: Any
-) -> dict[str, Any]:
-    """The systems of the table: the agent alone, or weights and prompts before and after training."""
+) -> tuple[str, dict[str, Any]]:
+    """The systems of the table, and the name of the one with which the others are compared.
+
+    They are the agent alone, or weights and prompts before and after training. A conductor is the baseline of its
+    workers; otherwise the untrained agent is the baseline.
+    """
     from ..agent import PromptAgent
     from ..evaluation import AgentSystem
     from ..evolution.run_files import POPULATION_FILE
@@ -325,22 +329,21 @@ def _systems_of_run(
     version = _source_version(options)
     trained = AgentSystem(agent, _identity(options, run), version=version)
     if options.base is None:
-        return {run.name: trained}
-    untrained = PromptAgent.from_pretrained(options.base, environment, agent.spec)
-    if options.baselines:
-        identity = _identity(options, options.base, run)
-        untrained_system = AgentSystem(untrained, identity, version=version)
-        return {run.name: trained, "untrained": untrained_system}
+        return run.name, {run.name: trained}
+    untrained_agent = PromptAgent.from_pretrained(options.base, environment, agent.spec)
     # Only a run of E-SPL has a first prompt beside its final one.
-    if not (run / POPULATION_FILE).is_file():
+    if options.baselines or not (run / POPULATION_FILE).is_file():
         identity = _identity(options, options.base, run)
-        untrained_system = AgentSystem(untrained, identity, version=version)
-        return {"untrained": untrained_system, run.name: trained}
+        untrained = AgentSystem(untrained_agent, identity, version=version)
+        # The baseline is the first row of the table.
+        if options.baselines:
+            return run.name, {run.name: trained, "untrained": untrained}
+        return "untrained", {"untrained": untrained, run.name: trained}
 
     # Base and trained weights, each under the first and the final prompt.
     systems = {}
     for weights, model, weighted_agent in (
-        ("base", options.base, untrained),
+        ("base", options.base, untrained_agent),
         ("trained", run, agent),
     ):
         identity = _identity(options, model, run)
@@ -348,7 +351,7 @@ def _systems_of_run(
             systems[f"{weights} weights, {prompt} prompt"] = AgentSystem(
                 prompted_agent, f"{prompt} prompt, {identity}", version=version
             )
-    return systems
+    return "base weights, first prompt", systems
 
 
 def _pool_of(environment: Any) -> Mapping[str, Worker]:

@@ -59,7 +59,7 @@ class EvaluateOptions(LargeLLM, TaskRows, Tracing):
         "Metrics instead of the table's: ours, those of the package `evaluate`, or your own of --judge, by name."
     )
     judge: list[str] | None = list_option(
-        "Your own score in addition: module:name of judge(answer, answers), from 0 to 1."
+        "Your own score in addition: module:name of judge(answer, answers), a function and not a model, from 0 to 1."
     )
     output_dir: Path | None = option(
         "Folder to write to, instead of the default.", None, "--output"

@@ -128,6 +128,14 @@ def test_evaluate_and_rescore_know_the_columns(run, folder):
     assert status == 0 and f"--columns {OPTION}" in err
 
 
+def test_headroom_knows_the_columns(run, folder, tmp_path):
+    words = ["--untrained", folder / "run", "--dataset", folder / "rows.csv", "--group-size", 2]
+    program = ["--program", f"{folder}/own_program.py:program"]
+    status, out, err = run("headroom", *words, *program, "--output-dir", tmp_path)
+    assert status == 0, err
+    assert f"--columns {OPTION}" in err and "Signal for GRPO: " in out
+
+
 def test_columns_of_other_rows(tmp_path):
     file = tmp_path / "other.csv"
     file.write_text("question,Text,Reply\nq,t,r\n")

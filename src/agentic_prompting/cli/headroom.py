@@ -118,6 +118,10 @@ def _connect_settings(options: HeadroomOptions, stack: ExitStack) -> dict[str, A
 
     # One budget for all models. Its account is apart from that of the run in the folder.
     budget = options.open_budget()
+    if options.untrained:
+        # A wrong name is found before the rows are loaded.
+        check_agent(find_model(options.untrained))
+        options.add_trained_columns(options.untrained)
     rows = options.load(options.task, options.seed)
     settings_fields: dict[str, Any] = {
         "rows": list(rows),

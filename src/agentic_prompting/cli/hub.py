@@ -75,13 +75,14 @@ def read_trained_columns(run: str | Path) -> dict[str, str]:
     """The `--columns` with which an agent was trained: our name for each, and that of the data. Empty if unknown."""
     from ..rollout import SPEC_FILE
 
+    run = find_model(str(run))
     file = Path(run) / SPEC_FILE
     if not Path(run).is_dir():
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
         try:
-            file = Path(hf_hub_download(str(run), SPEC_FILE))
+            file = Path(hf_hub_download(run, SPEC_FILE))
         except (HfHubHTTPError, HFValidationError, OSError, ValueError):
             return {}
     # A damaged file is reported where the agent is loaded.

@@ -89,8 +89,8 @@ def test_columns_of_the_option_come_first(ask, folder, tmp_path):
     del spec["columns"]
     file.write_text(json.dumps(spec))
     words = ["what is 9 ?", "--row", '{"context": "the text"}']
-    status, _, err = ask(*words, trained=tmp_path / "old")
-    assert status == 1 and """--row '{"Text": "..."}'""" in err
+    status, out, _ = ask(*words, trained=tmp_path / "old")
+    assert status == 1 and "Text" in out
     status, out, _ = ask(*words, "--columns", OPTION, trained=tmp_path / "old")
     assert status == 0 and "read the text; what is 9 ?" in out
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -70,7 +69,10 @@ def ask(arguments: Sequence[str]) -> int:
     # A program may do without these fields, which its rows had in training.
     for name in trained_columns:
         if name not in (*row, *SOLUTION_COLUMNS, "id"):
-            _print_fix(name, f"in training a row also had {name!r}, and this one has not")
+            example = json.dumps({name: "..."}, ensure_ascii=False)
+            print_error(
+                f"in training a row also had {name!r}, and this one has not; give it with --row '{example}'"
+            )
     options.start_tracing()
     if options.sandbox:
         row["question"] = _in_words_of_sandbox(row["question"])
@@ -95,11 +97,6 @@ def ask(arguments: Sequence[str]) -> int:
         print_json(_conversation(row["question"], rollout))
     else:
         _print_end(rollout)
-    # A program that reads a field which the row lacks has raised a KeyError. Columns of training
-    # that are missing have been named before.
-    missing = re.search(r"KeyError: '([^']+)'", str(rollout.error or ""))
-    if missing and missing[1] not in {*row, *columns, *columns.values()}:
-        _print_fix(missing[1], f"the row of this question has no {missing[1]!r}")
     return 1 if rollout.answer is None else 0
 
 
@@ -147,12 +144,6 @@ def _complete_row(
             "there is no question: agentic-prompting ask RUN QUESTION, or a text `question` in --row"
         )
     return completed
-
-
-def _print_fix(name: str, problem: str) -> None:
-    """Say that a row lacks a field, and how to give it."""
-    example = json.dumps({name: "..."}, ensure_ascii=False)
-    print_error(f"{problem}; give it with --row '{example}'")
 
 
 def _in_words_of_sandbox(question: str) -> str:

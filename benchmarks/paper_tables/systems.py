@@ -78,24 +78,12 @@ def connect(
 
 
 def _command_role(role: str, models: Mapping[str, Mapping[str, Any]], base_url: str) -> CommandRole:
-    """What the errors of a client call its settings, and which address may have been forgotten."""
-    option_names = {
-        "model=": f"`name` of models: {role}",
-        "base_url=": f"`base_url` of models: {role}",
-        "pass api_key= (a literal key is not carried into other processes), or ": "set ",
-        " or pass api_key=": "",
-        "max_concurrency or requests_per_minute": f"`max_concurrency` of models: {role}",
-        "price=(usd per 1M prompt tokens, usd per 1M completion tokens)": (
-            f"`price: [0.15, 0.6]` of models: {role}"
-        ),
-        "budget_usd=": "--budget-usd",
-        "budget_tokens=": "--budget-tokens",
-    }
-    hint = ""
+    """The name and settings of a model for errors of its client, and an address that may have been forgotten."""
+    advice = f"the settings of models: {role} are its name, base_url and price"
     others = [other for other, settings in models.items() if settings.get("base_url")]
     if others and not models[role].get("base_url") and "api.openai.com" in base_url:
-        hint = f"models: {others[0]} has a base_url, models: {role} has none and is asked at {base_url}"
-    return CommandRole(f"the model {role!r}", option_names, hint)
+        advice += f"; models: {others[0]} has a base_url, models: {role} has none and is asked at {base_url}"
+    return CommandRole(f"the model {role!r}", advice)
 
 
 @dataclass(frozen=True)

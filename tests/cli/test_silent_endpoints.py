@@ -1,4 +1,4 @@
-"""Commands whose endpoints never answer: an error within seconds that names the role and the option."""
+"""Commands whose endpoints never answer: an error within seconds that names the role and its options."""
 
 import json
 import socketserver
@@ -80,7 +80,7 @@ def test_a_silent_endpoint_is_named_in_seconds(run, sums, tmp_path, silent_url, 
             }
             (tmp_path / "table.yaml").write_text(json.dumps(table))
             words = [f"--config={tmp_path / 'table.yaml'}"]
-            named = "base_url"
+            named = "models: large"
         else:
             words = [f"--dataset={sums}", f"--output-dir={tmp_path / 'out'}"]
             words += options(policy=server.base_url, reference=silent_url)
@@ -137,4 +137,17 @@ def test_a_forgotten_address_is_pointed_out(run, sums, tmp_path, monkeypatch):
         status, _, err = run_quickly(run, "headroom", *words)
     assert status == 1
     assert "--policy-base-url" in err and "--reference-base-url" in err and "api.openai.com" in err
-    assert "api_key=" not in err
+    assert "--reference-client" in err
+
+
+def test_a_rejected_key_names_the_options(run, sums, tmp_path):
+    with LoopbackServer(lambda body, number: Answer("no", status=401)) as server:
+        words = [f"--dataset={sums}", f"--output-dir={tmp_path / 'out'}", "--calls=64"]
+        status, _, err = run("headroom", *words, *options(environment=server.base_url))
+    assert status == 1 and "large LLM" in err and "--environment-client" in err, err
+
+
+def test_a_budget_without_a_price_names_the_options(run, sums, tmp_path):
+    words = [f"--dataset={sums}", f"--output-dir={tmp_path / 'out'}", "--budget-usd=1"]
+    status, _, err = run("headroom", *words, *options(environment=unused_url()))
+    assert status == 2 and "budget_tokens" in err and "--environment-client" in err, err

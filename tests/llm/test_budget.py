@@ -234,7 +234,7 @@ def test_unknown_price_needs_a_token_budget(server, caplog):
         OpenAIChat("no-such-model", server.base_url) as one,
         OpenAIChat("no-such-model", server.base_url) as two,
     ):
-        with pytest.raises(ValueError, match="'no-such-model' is not known: pass budget_tokens="):
+        with pytest.raises(ValueError, match="'no-such-model' is not known.*budget_tokens"):
             charge(Budget(usd=1), feedback=one)
         budget = Budget(usd=1, tokens=20)
         with caplog.at_level(logging.WARNING):
@@ -249,7 +249,7 @@ def test_limits_that_make_no_sense(caplog):
     for limits in ({"usd": -1}, {"tokens": -1}, {"usd": math.nan}, {"tokens": math.nan}):
         with pytest.raises(ValueError, match="negative"):
             Budget(**limits)
-    with pytest.raises(ValueError, match="budget_tokens="):
+    with pytest.raises(ValueError, match="budget_tokens"):
         OpenAIChat("no-such-model", budget_usd=1)
     OpenAIChat("no-such-model", budget_usd=1, budget_tokens=10)
     assert "only the tokens are counted" in caplog.text

@@ -177,9 +177,6 @@ _ROLE_NAMES = {
 }
 """What messages call the roles whose options have a shorter name."""
 
-BUDGET_OPTION_NAMES = {"budget_usd=": "--budget-usd", "budget_tokens=": "--budget-tokens"}
-"""The options of [`Spending`] by their names in the Python API."""
-
 
 @dataclass
 class Recording:
@@ -226,25 +223,15 @@ class Recording:
         return stack.enter_context(client)
 
     def _command_role(self, role: str, client: OpenAIChat) -> CommandRole:
-        """What the errors of a client call its settings, and which address may have been forgotten."""
+        """The role's name and options for errors of its client, and an address that may have been forgotten."""
         from ..llm.endpoint_check import CommandRole
 
         name = f"the {_ROLE_NAMES.get(role, role)}"
-        option_names = {
-            **BUDGET_OPTION_NAMES,
-            "model=": f"--{role}-model",
-            "base_url=": f"--{role}-base-url",
-            "pass api_key= (a literal key is not carried into other processes)": (
-                f"name its variable with --{role}-client key=VARIABLE"
-            ),
-            "pass api_key=": f"name its variable with --{role}-client key=VARIABLE",
-            "max_concurrency or requests_per_minute": f"concurrency= or rate= of --{role}-client",
-            "price=(usd per 1M prompt tokens, usd per 1M completion tokens)": (
-                f"--{role}-client price=0.15/0.6"
-            ),
-        }
+        advice = (
+            f"{name}'s options are --{role}-model, --{role}-base-url and --{role}-client "
+            "(key=VARIABLE, price=0.15/0.6)"
+        )
         # A role without an address is asked at OpenAI, which is rarely meant if another has one.
-        hint = ""
         if client.needs_key:
             others = []
             for other_option in fields(self):
@@ -253,11 +240,11 @@ class Recording:
                 if has_address and getattr(self, f"{other}_model", None):
                     others.append(other)
             if others:
-                hint = (
-                    f"the {_ROLE_NAMES.get(others[0], others[0])} has --{others[0]}-base-url, "
+                advice += (
+                    f"; the {_ROLE_NAMES.get(others[0], others[0])} has --{others[0]}-base-url, "
                     f"{name} has no --{role}-base-url and is asked at {client.base_url}"
                 )
-        return CommandRole(name, option_names, hint)
+        return CommandRole(name, advice)
 
     def connect_role(self, stack: ExitStack, role: str) -> OpenAIChat:
         """The client of a role, whose model and address are the options `ROLE_model` and `ROLE_base_url`."""

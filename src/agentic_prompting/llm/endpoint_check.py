@@ -1,13 +1,12 @@
 """What a client needs to know of the command that it serves: its options, and the other clients.
 
 A program in Python waits patiently for an endpoint that is down. A command whose address is wrong
-should say so within seconds, and name the option instead of an argument of [`OpenAIChat`].
+should say so within seconds, and name the role's options.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,20 +29,12 @@ class CommandRole:
 
     Args:
         name (`str`): As messages call it: `the policy`.
-        option_names (`Mapping[str, str]`): The command's words for those of the Python API, such as
-            `{"base_url=": "--policy-base-url"}`. They replace them in messages; longer ones first.
-        hint (`str`, *optional*, defaults to `""`): Added to an error that no retry can help.
+        advice (`str`): Follows an error that no retry can help. Names the options of the role:
+            `the policy's options are --policy-model, --policy-base-url and --policy-client`.
     """
 
     name: str
-    option_names: Mapping[str, str]
-    hint: str = ""
-
-    def in_options(self, message: str) -> str:
-        """Return a message with the command's words in place of those of the Python API."""
-        for argument in sorted(self.option_names, key=len, reverse=True):
-            message = message.replace(argument, self.option_names[argument])
-        return message
+    advice: str
 
 
 class EndpointCheck:

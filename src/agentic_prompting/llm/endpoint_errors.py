@@ -137,18 +137,16 @@ def error_from_status(status: int, body: object, model: str) -> LLMError:
 
     # The server's own message is left out: it may quote the key.
     if status == 401:
-        return Misconfigured(
-            "the key was rejected: set OPENAI_API_KEY or pass api_key=", status=status
-        )
+        return Misconfigured("the key was rejected: set OPENAI_API_KEY or api_key", status=status)
     if status == 403:
         return Misconfigured(
-            f"the key was rejected or may not use {model!r}: set OPENAI_API_KEY or pass api_key= "
+            f"the key was rejected or may not use {model!r}: set OPENAI_API_KEY or api_key "
             f"({message})",
             status=status,
         )
     if status == 404:
         return Misconfigured(
-            f"unknown model {model!r} or wrong path: check model= and that base_url= is right "
+            f"unknown model {model!r} or wrong path: check the model's name and base_url "
             f"({message})",
             status=status,
         )

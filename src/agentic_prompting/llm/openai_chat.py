@@ -250,7 +250,7 @@ class OpenAIChat:
         budget.add(account, spent)
 
     def serve_command(self, role: CommandRole, endpoint_check: EndpointCheck) -> None:
-        """Name a command's options in errors, and fail at once if no endpoint ever answers.
+        """Name a role's options in errors, and fail at once if an endpoint never answers.
 
         Args:
             role ([`CommandRole`]): The role that this client plays.
@@ -274,10 +274,10 @@ class OpenAIChat:
         if reason is None:
             return None
         name = self.command_role.name if self.command_role else "the endpoint"
-        advice = "is its server running, and is base_url= right?"
+        question = "is its server running, and is its base_url right?"
         if self.needs_key:
-            advice = "is there a network, or is base_url= missing?"
-        silence = Misconfigured(f"{name} does not answer ({reason}): {advice}")
+            question = "is there a network, or is its base_url missing?"
+        silence = Misconfigured(f"{name} does not answer ({reason}): {question}")
         return self._public_error(silence, attempts=0)
 
     def check(self) -> None:
@@ -379,13 +379,12 @@ class OpenAIChat:
         problem = f"the price of {self.model!r} is not known"
         # A budget that is never reached is worse than none.
         if limit.tokens is None:
-            message = (
-                f"budget_usd needs a price, and {problem}: pass budget_tokens= instead, or "
-                "price=(usd per 1M prompt tokens, usd per 1M completion tokens)"
+            raise ValueError(
+                self._add_advice(
+                    f"budget_usd needs a price, and {problem}: set budget_tokens instead, or the "
+                    "price, US dollars per 1M prompt tokens and per 1M completion tokens"
+                )
             )
-            if self.command_role is not None:
-                message = self.command_role.in_options(message)
-            raise ValueError(message)
         logger.warning("%s: of its budget only the tokens are counted", problem)
 
     def _begin(self, literal_key: Callable[[], str | None]) -> None:
@@ -488,8 +487,8 @@ class OpenAIChat:
         key = self.find_key()
         if key is None and self.needs_key:
             raise Misconfigured(
-                "no key: set OPENAI_API_KEY or pass api_key= (a literal key is not carried into other "
-                "processes), or base_url= for a server of your own"
+                "no key: set OPENAI_API_KEY or api_key (a literal key is not carried into other "
+                "processes), or base_url for a server of your own"
             )
         self._http = Http(self, key or "none", self._account)
         background_loop(self)  # which closes the connections before it ends
@@ -514,17 +513,21 @@ class OpenAIChat:
         return self._count(reply)
 
     def _public_error(self, error: LLMError, attempts: int) -> LLMError:
-        """Return an error for the caller, in the words of the command that this client serves."""
+        """Return an error for the caller: without secrets, with what a command's user can do."""
         # The check of another endpoint of the command has failed: its client has described it.
         if error.where:
             return type(error)(error.message, error.where, attempts, error.status)
         # Neither the key nor the address's password may reach a log or an agent.
         message = sanitize_message(error.message, self.find_key(), *find_url_secrets(self.base_url))
-        if self.command_role is not None:
-            message = self.command_role.in_options(message)
-            if isinstance(error, Misconfigured) and self.command_role.hint:
-                message += f"; {self.command_role.hint}"
+        if isinstance(error, Misconfigured):
+            message = self._add_advice(message)
         return type(error)(message, self.where, attempts, error.status)
+
+    def _add_advice(self, message: str) -> str:
+        """Return a message with the options of the role that this client plays in a command."""
+        if self.command_role is None:
+            return message
+        return f"{message}; {self.command_role.advice}"
 
     def _count(self, reply: Reply) -> Reply:
         """Add a reply to the counts and return it."""

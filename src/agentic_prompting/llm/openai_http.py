@@ -205,7 +205,7 @@ class Http:
         except TimeoutError:
             return f"no answer within {_FIRST_ANSWER_SECONDS:g} s"
         except aiohttp.InvalidURL:
-            return "base_url=, or the proxy that the environment names, is not an address"
+            return "base_url, or the proxy that the environment names, is not an address"
         except (aiohttp.ClientConnectorError, aiohttp.ClientResponseError) as error:
             return _connection_error_reason(error)  # no connection, or an answer that is not HTTP
         except (aiohttp.ClientError, OSError):
@@ -506,7 +506,7 @@ def _error_of(response: _HttpResponse, model: str) -> LLMError:
         target = redact_url(response.headers.get("location", "")) or "another address"
         return Misconfigured(
             f"the endpoint redirects to {target}, which is not followed: if you want that server, "
-            "set base_url= to it",
+            "set base_url to it",
             status=response.status,
         )
     # A gateway may answer with a page instead of JSON.

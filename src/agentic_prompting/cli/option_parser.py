@@ -10,8 +10,6 @@ from typing import Any, NoReturn
 
 from transformers import HfArgumentParser
 
-from .script import add_option_names
-
 _TRUTH_VALUES = ("true", "false", "yes", "no", "t", "f", "y", "n", "1", "0")
 
 
@@ -58,8 +56,6 @@ class OptionParser(HfArgumentParser):
         Raises:
             `ValueError`: An option does not exist, or its value has the wrong type.
         """
-        # Messages name these options from now on.
-        add_option_names(name.removeprefix("--") for name in self._option_string_actions)
         # Wrong names are reported before wrong values.
         self.check_names(arguments)
         return self.parse_args_into_dataclasses(

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
 
-# `budget_usd=`, `overwrite=True`: an argument in the messages of the Python API.
-_ARGUMENT = re.compile(r"(?<![\w?&/.=-])([a-z]+(?:_[a-z]+)*)=(True|False)?(?=$|[\s,;:.)])")
-_option_names: set[str] = set()
 BAD_INPUT = 2
 _LIBRARIES = r"(transformers|trl|peft|accelerate|datasets|huggingface_hub)(\.|$)"
 INTERRUPTED = 130
@@ -58,31 +54,12 @@ def run_script(main: Callable[[], T]) -> T:
         sys.exit(1)
 
 
-def add_option_names(names: Iterable[str]) -> None:
-    """Take these names, such as `budget_usd`, for options of the command that is running."""
-    _option_names.update(names)
-
-
-def name_options(message: str) -> str:
-    """Return a message of the Python API with the command's options in place of its arguments."""
-
-    def to_option(match: re.Match[str]) -> str:
-        name, value = match.groups()
-        if name not in _option_names:
-            return match[0]
-        option = f"--{name.replace('_', '-')}"
-        return option if value is None else f"{option} {value.lower()}"
-
-    return _ARGUMENT.sub(to_option, message)
-
-
 def print_error(message: str) -> None:
     """Print a message on one line of standard error, with terminal control characters made visible."""
     from ..llm.masking import escape_controls
 
-    line = name_options(" ".join(message.split()))
     print(
-        f"agentic-prompting: {escape_controls(line)}",
+        f"agentic-prompting: {escape_controls(' '.join(message.split()))}",
         file=sys.stderr,
         flush=True,
     )

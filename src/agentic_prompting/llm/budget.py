@@ -129,13 +129,13 @@ class Limit:
         if self.usd is not None and spent.cost_usd >= self.usd - _ROUNDING * self.usd:
             raise BudgetExceeded(
                 f"${spent.cost_usd:.4f} of the budget of ${self.usd:.4f} are spent{spender}: raise "
-                "budget_usd=",
+                "budget_usd",
                 attempts=0,
             )
         if self.tokens is not None and spent.tokens >= self.tokens:
             raise BudgetExceeded(
                 f"{spent.tokens:,} of the budget of {self.tokens:,} tokens are spent{spender}: raise "
-                "budget_tokens=",
+                "budget_tokens",
                 attempts=0,
             )
 

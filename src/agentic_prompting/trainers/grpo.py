@@ -585,8 +585,9 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         if self.args.rollouts_max_mb and self.is_in_train:
             error.add_note(
                 f"the rollouts of this batch are in {self.monitor.log.folder}, without rewards; fix "
-                "the reward function, then train with resume_from_checkpoint=True to go on from "
-                "the last checkpoint, or with overwrite=True from the beginning"
+                "the reward function, then train with resume_from_checkpoint=True "
+                "(--resume_from_checkpoint true) to go on from the last checkpoint, or with "
+                "overwrite=True (--overwrite true) from the beginning"
             )
 
     # --- scores -> loss ------------------------------------------------------------------------

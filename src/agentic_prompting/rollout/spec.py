@@ -466,7 +466,7 @@ def _grammar_from_json(
     if type(users_grammar).__name__ != class_name:
         raise ValueError(
             f"{path}: the agent was trained with the grammar {class_name!r}; pass it as grammar=, "
-            "or pass the environment that has it, environment="
+            "or pass the environment that has it, environment= (--environment)"
         )
     return users_grammar  # type: ignore[return-value]
 

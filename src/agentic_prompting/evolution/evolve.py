@@ -264,9 +264,9 @@ def evolve(
             step_number = len(run.logs)
             logger.warning("evolution stopped at step %d: %s; %s", step_number, stopped, advice)
         except Exception:
-            # If the reward has failed, its code is mended before the run is resumed.
+            # If the reward has failed, its code is fixed before the run is resumed.
             if path is not None and path.exists():
-                run.inputs["reward_code"] = None
+                run.allow_other_reward_code()
                 run.save(path)
             raise
     result = EvolveResult(
@@ -287,7 +287,9 @@ def _resume(run: EvolveRun, path: Path) -> None:
         run.load_state_dict(state)
         _check_held_out_rows(run, path)
         # Files of older versions do not say what their run was given.
-        _check_inputs(run, state.get("inputs", {}))
+        saved_inputs = state.get("inputs", {})
+        _check_inputs(run, saved_inputs)
+        _discard_stale_held_out_scores(run, saved_inputs)
 
     load_state(path, load)
     finished_steps = len(run.logs)
@@ -332,8 +334,7 @@ def _check_inputs(run: EvolveRun, saved_inputs: Mapping[str, Any]) -> None:
     """Compare what a resumed run is given with what its saved part was given.
 
     The ratings hold for its training rows, policy, reward, template and grammar only. The held-out
-    rows may change, because nothing is learned from them: scores on other ones are discarded, and measured
-    anew at the end.
+    rows may change, because nothing is learned from them.
 
     Args:
         run ([`EvolveRun`]): The resumed run, with the saved state.
@@ -372,11 +373,16 @@ def _check_inputs(run: EvolveRun, saved_inputs: Mapping[str, Any]) -> None:
                 f"the change, {other_run}"
             )
 
-    # Scores on other held-out rows cannot be compared with new ones.
+
+def _discard_stale_held_out_scores(run: EvolveRun, saved_inputs: Mapping[str, Any]) -> None:
+    """Discard the scores on held-out rows that are not those of the resumed run.
+
+    They cannot be compared with new ones. The prompts are evaluated again at the end.
+    """
     if not run.eval_rows:
         return
     saved_eval_rows = saved_inputs.get("eval_rows")
-    is_changed = saved_eval_rows is not None and saved_eval_rows != inputs["eval_rows"]
+    is_changed = saved_eval_rows is not None and saved_eval_rows != run.inputs["eval_rows"]
     discarded = 0
     for member in run.population.members:
         if member.held_out is not None and (
@@ -739,7 +745,7 @@ class EvolveRun:
         failed_share = rewards.count(None) / len(rewards)
         if failed_share > self.config.max_failed_share:
             if not errors:
-                self.inputs["reward_code"] = None  # which may be mended before a resume
+                self.allow_other_reward_code()  # it may be fixed before the run is resumed
             cause = errors[0] if errors else "the reward function returned None"
             raise EvolutionStopped(
                 f"{failed_share:.0%} of the rollouts have no reward "
@@ -759,6 +765,10 @@ class EvolveRun:
         except LLMError as error:
             # A wrong key or a spent budget of the reference LLM ends the run, too.
             raise EvolutionStopped(_describe_end("the reference LLM", error)) from None
+
+    def allow_other_reward_code(self) -> None:
+        """Let a run that resumes this one have other code of the reward than this one had."""
+        self.inputs["reward_code"] = None  # an input of `None` is not compared
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs, as plain JSON."""

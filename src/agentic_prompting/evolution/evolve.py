@@ -28,9 +28,9 @@ from ..llm import (
     as_chat,
     charge,
     gather,
+    loop,
     spans,
 )
-from ..llm.loop import in_parallel
 from ..llm.numbers import count_in_words
 from ..records import atomic_write, digest, only_writer
 from ..rewards.answer_checks import check_answers_of_rows
@@ -240,7 +240,6 @@ def evolve(
     if on_start is not None:
         on_start(least)
     path = None if checkpoint is None else Path(checkpoint)
-    stopped = None
     # Two processes that write one checkpoint would undo the steps of each other.
     with nullcontext() if path is None else only_writer(path):
         if path is not None and path.exists():
@@ -252,23 +251,7 @@ def evolve(
                 "budget_tokens=, or lower problems_per_step= or num_generations=",
                 least,
             )
-        try:
-            _run_steps(run, on_step, path)
-        except EvolutionStopped as error:
-            # The run cannot go on: keep its last complete step, and say how to resume it.
-            stopped = f"{error}{_describe_spending(budget, str(error))}"
-            advice = "with checkpoint= a run can be resumed"
-            if path is not None:
-                run.save(path)  # with the cost of the failed step
-                advice = f"run again to resume from {path}"
-            step_number = len(run.logs)
-            logger.warning("evolution stopped at step %d: %s; %s", step_number, stopped, advice)
-        except Exception:
-            # If the reward has failed, its code is fixed before the run is resumed.
-            if path is not None and path.exists():
-                run.allow_other_reward_code()
-                run.save(path)
-            raise
+        stopped = _run_until_stopped(run, on_step, path, budget)
     result = EvolveResult(
         best=run.population.best(),
         population=run.population,
@@ -399,6 +382,35 @@ def _discard_stale_held_out_scores(run: EvolveRun, saved_inputs: Mapping[str, An
         )
 
 
+def _run_until_stopped(
+    run: EvolveRun,
+    on_step: Callable[[StepLog], None] | None,
+    path: Path | None,
+    budget: Budget | None,
+) -> str | None:
+    """Run the remaining steps. Return why the run has to stop early; `None` if it is complete."""
+    try:
+        _run_steps(run, on_step, path)
+    except EvolutionStopped as error:
+        # The run cannot go on: keep its last complete step, and say how to resume it.
+        stopped = f"{error}{_describe_spending(budget, str(error))}"
+        advice = "with checkpoint= a run can be resumed"
+        if path is not None:
+            run.save(path)  # with the cost of the failed step
+            advice = f"run again to resume from {path}"
+        step_number = len(run.logs)
+        logger.warning("evolution stopped at step %d: %s; %s", step_number, stopped, advice)
+        return stopped
+    except Exception:
+        # If the reward has failed, its code is fixed before the run is resumed. Without a file no
+        # step is complete yet, and there is nothing to resume.
+        if path is not None and path.exists():
+            run.allow_other_reward_code()
+            run.save(path)
+        raise
+    return None
+
+
 def _run_steps(
     run: EvolveRun, on_step: Callable[[StepLog], None] | None, path: Path | None
 ) -> None:
@@ -410,7 +422,7 @@ def _run_steps(
         journal = EvolutionJournal(journal_beside(path))
         journal.keep_before(len(logs))
     while len(logs) < run.config.steps:
-        ((_, log),) = in_parallel([run.step()], max_in_flight=1)
+        log = loop.run(run.step())
 
         # The journal comes before the state: a step without a saved state is run again.
         if journal is not None:
@@ -432,7 +444,7 @@ def _run_steps(
     else:
         prompts = [population.members[0].prompt, population.best()]
     if run.eval_rows and prompts:
-        list(in_parallel([run.evaluate(prompts)], max_in_flight=1))
+        loop.run(run.evaluate(prompts))
         if path is not None:
             run.save(path)
 
@@ -588,7 +600,21 @@ class EvolveRun:
         if self.config.eval_every and (step_number + 1) % self.config.eval_every == 0:
             (held_out,) = await self.evaluate([population.best()])
 
-        # Log the step.
+        # If the mutation had no evidence, say why.
+        note = ""
+        if task is not None and outcomes[0].reason == "no_evidence":
+            note = self._explain_no_evidence(task.best)
+        return self._make_step_log(results, outcomes, children, held_out, note)
+
+    def _make_step_log(
+        self,
+        results: Sequence[PromptResult],
+        outcomes: Sequence[Outcome],
+        children: Sequence[SystemPrompt | None],
+        held_out: float | None,
+        note: str,
+    ) -> StepLog:
+        """Return the log of a step whose children have joined the population."""
         rewards: list[float | None] = []
         for result in results:
             rewards += [attempt.reward for attempt in result.attempts]
@@ -604,25 +630,21 @@ class EvolveRun:
                 }
             )
         # Ratings after the step, of the prompts that were played and of the children.
-        prompt_ids = [member_id(prompt) for prompt in prompts]
+        prompt_ids = [member_id(result.prompt) for result in results]
         ratings = {}
         for prompt_id in [*prompt_ids, *child_ids]:
             if prompt_id is not None:
-                rating = population.rating(prompt_id)
+                rating = self.population.rating(prompt_id)
                 ratings[str(prompt_id)] = [rating.mu, rating.sigma]
-        # If the mutation had no evidence, say why.
-        note = ""
-        if task is not None and outcomes[0].reason == "no_evidence":
-            note = self._explain_no_evidence(task.best)
         return StepLog(
-            step=step_number,
+            step=len(self.logs),
             prompts=prompt_ids,
-            values=evolution.values[0],
+            values=self.evolution.values[0],
             reward=mean(rewards),
             failed=rewards.count(None) / len(rewards),
             operators=operators,
             ratings=ratings,
-            diversity=population.diversity(),
+            diversity=self.population.diversity(),
             held_out=held_out,
             note=note,
         )

@@ -109,7 +109,7 @@ def test_a_copying_child_is_refused(tmp_path, caplog):
     assert len(result.population.members) == 1
     (operator,) = result.steps[0].operators
     assert operator["reason"] == "copied" and operator["counts"]["copied"] == 1
-    assert "copied" in result.nothing_learned
+    assert "copied" in result.why_nothing_learned
     attempt = read_journal(tmp_path / "state.evolution.jsonl")[0]
     assert attempt["reason"] == "copied" and attempt["child"] is None
     assert attempt["copied"] == {"question": ROWS[0]["question"], "share": 1.0}

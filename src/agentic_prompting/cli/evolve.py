@@ -175,7 +175,7 @@ def evolve(arguments: Sequence[str]) -> int:
     # The reasons were logged by the evolution itself.
     if result.stopped:
         return 1
-    return NOTHING_LEARNED if result.nothing_learned else 0
+    return NOTHING_LEARNED if result.why_nothing_learned else 0
 
 
 def evolve_in_folder(

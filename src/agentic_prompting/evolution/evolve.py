@@ -127,7 +127,7 @@ class EvolveResult:
         return dict(reasons)
 
     @property
-    def nothing_learned(self) -> str:
+    def why_nothing_learned(self) -> str:
         """Why the run has no new prompt to show, and what to change; empty if it has one."""
         operators = []
         for log in self.steps:
@@ -260,8 +260,8 @@ def evolve(
         stopped=stopped,
     )
     # A run may end without an error, and still have no new prompt to show.
-    if stopped is None and result.nothing_learned:
-        logger.warning("nothing was learned: %s", result.nothing_learned)
+    if stopped is None and result.why_nothing_learned:
+        logger.warning("nothing was learned: %s", result.why_nothing_learned)
     return result
 
 

@@ -23,7 +23,7 @@ from .settings import ESPLSettings
 from .system_prompt import SystemPrompt
 
 Match = Sequence[PromptResult]
-"""The prompts that were played on the same problems. Only such results can be compared."""
+"""The results of prompts that were played on the same problems; only such can be compared."""
 
 
 @dataclass(frozen=True)
@@ -153,18 +153,27 @@ class PopulationEvolution:
             [`ReflectionTask`]: Also appended to `pending`. `None` if no prompt has a score, or
                 `reflect` is off.
         """
-        # Rate all prompts (TrueSkill, Appendix B).
-        self.values = []
-        for match in matches:
-            prompts = [result.prompt for result in match]
-            rows = [result.row for result in match]
-            self.values.append(self.population.record(prompts, rows))
+        self._rate(matches)
         # Every batch counts, also one without children.
         batch = self.batches
         self.batches += 1
         if not reflect or not matches:
             return None
+        task = self._choose_reflection(matches, batch)
+        if task is not None:
+            self.pending.append(task)
+        return task
 
+    def _rate(self, matches: Sequence[Match]) -> None:
+        """Rate all prompts of a batch (TrueSkill, Appendix B)."""
+        self.values = []
+        for match in matches:
+            prompts = [result.prompt for result in match]
+            rows = [result.row for result in match]
+            self.values.append(self.population.record(prompts, rows))
+
+    def _choose_reflection(self, matches: Sequence[Match], batch: int) -> ReflectionTask | None:
+        """Choose what is reflected on after a batch that was rated."""
         # The best prompt of the largest match mutates (eq 4).
         largest = max(range(len(matches)), key=lambda number: (len(matches[number][0].row), number))
         match = matches[largest]
@@ -179,15 +188,13 @@ class PopulationEvolution:
         ratings = {
             member_id(result.prompt): self.population.rating(result.prompt) for result in match
         }
-        task = ReflectionTask(
+        return ReflectionTask(
             batch=batch,
             best=best,
             crossing=tuple(match) if has_crossover else None,
             scores=scores_of(match),
             ratings=ratings,
         )
-        self.pending.append(task)
-        return task
 
     def due(self, lag: int = 0) -> list[ReflectionTask]:
         """Return the pending tasks of batches more than `lag` batches ago, oldest first.

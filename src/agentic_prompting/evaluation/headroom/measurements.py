@@ -185,7 +185,7 @@ class PromptMeasurement(Measurement):
         if not any(self.texts[1:]) and written:
             raise MeasurementStopped(
                 "the reference LLM proposed no change: it wrote the start prompt again and no other "
-                "one, so there is nothing to compare; name prompts of your own (prompts=), or use "
+                "one, so there is nothing to compare; name `prompts` of your own, or use "
                 "another model"
             )
         if not any(self.texts[1:]):
@@ -208,7 +208,7 @@ class PromptMeasurement(Measurement):
         if 2 * len(new_texts) < self.prompts_to_write:
             logger.warning(
                 "the reference LLM wrote %d new ones of the %d prompts that it was asked for: the verdict is about these "
-                "alone; ask for fewer (tried=), raise its max_tokens, or use another model",
+                "alone; lower tried, raise its max_tokens, or use another model",
                 len(new_texts),
                 self.prompts_to_write,
             )

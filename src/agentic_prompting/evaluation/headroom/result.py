@@ -179,7 +179,7 @@ def _prompt_lines(
     if not any(texts[1:]):
         lines.append(
             "  No prompt but the empty one was compared with yours, which says nothing about better "
-            "ones: name --reference-model (reference=), which writes others."
+            "ones: name --reference-model (in Python `reference`), which writes others."
         )
     # Evidence beside the verdict, as far as it was measured.
     if headroom.test is not None:

@@ -325,7 +325,7 @@ MISTAKES = {
     "nothing to learn": Mistake(
         f"evolve {OWN} --policy-model=calm --reference-model=large {SERVERS}"
         " --problems-per-step=4 --steps=1 --output-dir=runs/nothing",
-        "nothing was learned.*grammar='free'",
+        "nothing was learned.*grammar to 'free'",
     ),
     "flat reward": Mistake(
         "flat.py", "reward is flat.*every reward is 0.5", "model", survives=True

@@ -165,7 +165,7 @@ def test_no_gain_is_said_in_words(run, own, models, tmp_path):
     assert json.loads(run(*words, "--json")[1])["held_out_gain"]["difference"]["mean"] == 0
 
 
-def test_errors_of_the_python_api_name_options(run, own, models):
+def test_more_problems_than_rows_are_refused(run, own, models):
     status, _, err = run("evolve", *own, *models.options, "--problems-per-step", 9)
     assert status == 2 and "problems_per_step" in err and err.count("\n") == 1
 

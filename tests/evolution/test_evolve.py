@@ -116,7 +116,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, caplog):
     assert f"{path}: 5 of 12 steps" in caplog.text
     assert run(untouched, checkpoint=path).best == whole.best
     assert untouched.calls == 0, "a finished run asks nothing"
-    assert f"{path} holds a finished run of 12 steps: raise steps=" in caplog.text
+    assert f"{path} holds a finished run of 12 steps: raise steps" in caplog.text
     with pytest.raises(ValueError, match="began with another system prompt"):
         evolve(
             Policy(),
@@ -362,7 +362,7 @@ def test_what_a_failed_step_has_cost_is_known_after_a_resume(tmp_path):
         ({"p_crossover": 1.5}, "p_crossover must be between 0 and 1, got 1.5"),
         ({"mode": "joint"}, "mode must be one of evolution, reflection, got 'joint'"),
         ({"num_generations": 0}, "num_generations must be at least 1, got 0"),
-        ({"problems_per_step": 13}, "problems_per_step=13 of only 12 rows: use 12"),
+        ({"problems_per_step": 13}, "problems_per_step is 13.* 12 rows"),
     ],
 )
 def test_bad_settings(options, message):
@@ -535,7 +535,7 @@ def test_a_deterministic_policy_is_told(caplog):
         .steps[0]
         .note
     )
-    assert "found no answer in any reply" in note and "grammar='free'" in note
+    assert "found no answer in any reply" in note and "grammar to 'free'" in note
     assert EvolveConfig(grammar="free").grammar == FreeText()
     right = lambda **columns: [1.0] * len(columns["completions"])  # noqa: E731
     note = (

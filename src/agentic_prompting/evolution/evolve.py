@@ -139,7 +139,7 @@ class EvolveResult:
                 return ""
             return (
                 "the best prompt is still the empty one; a child needs matches to be rated above "
-                "it: more steps=, or more problems_per_step="
+                "it: raise steps or problems_per_step"
             )
 
         # No child was made: for want of evidence, of steps, or of usable edits.
@@ -147,7 +147,7 @@ class EvolveResult:
         if notes and len(notes) == len(self.steps):
             return f"no step had evidence; {notes[-1]}"
         if not operators:
-            return "no step has rated a prompt; raise steps="
+            return "no step has rated a prompt; raise steps"
         # The reference LLM may rightly find nothing to change.
         attempts = self.attempts
         no_change = attempts.pop("no_change", 0)
@@ -163,7 +163,7 @@ class EvolveResult:
         return (
             f"{count_in_words(sum(attempts.values()), 'attempt')} of the reference LLM had no usable "
             f"edit ({', '.join(reason_texts)}){proposed_nothing}; take a more capable one, or raise "
-            "max_words="
+            "max_words"
         )
 
 
@@ -247,8 +247,8 @@ def evolve(
         # Say so before the first call, not when the money is gone.
         if budget is not None and not run.logs and least.exceeds(budget):
             logger.warning(
-                "the budget is below the least useful one, which pays for %s: raise budget_usd= or "
-                "budget_tokens=, or lower problems_per_step= or num_generations=",
+                "the budget is below the least useful one, which pays for %s: raise budget_usd or "
+                "budget_tokens, or lower problems_per_step or num_generations",
                 least,
             )
         stopped = _run_until_stopped(run, on_step, path, budget)
@@ -281,7 +281,7 @@ def _resume(run: EvolveRun, path: Path) -> None:
         logger.warning("resuming from %s: %d of %d steps are done", path, finished_steps, steps)
     else:
         logger.warning(
-            "%s holds a finished run of %d steps: raise steps= to continue, or use another "
+            "%s holds a finished run of %d steps: raise steps to continue, or use another "
             "checkpoint file",
             path,
             finished_steps,
@@ -507,8 +507,8 @@ class EvolveRun:
             )
         if len(self.rows) < config.problems_per_step:
             raise ValueError(
-                f"problems_per_step={config.problems_per_step} of only {len(self.rows)} rows: "
-                f"use {len(self.rows)}"
+                f"problems_per_step is {config.problems_per_step}, but there are only "
+                f"{len(self.rows)} rows: use at most {len(self.rows)}"
             )
 
         # The models, and how the policy's replies are read.
@@ -663,15 +663,15 @@ class EvolveRun:
         # Everything was wrong, because nothing could be read.
         if all(self.grammar.parse(attempt.text).kind != "answer" for attempt in attempts):
             return (
-                "the grammar found no answer in any reply; with grammar='free' the whole reply is "
-                "the answer, or let the prompt ask for <answer> tags"
+                "the grammar found no answer in any reply; set grammar to 'free', which takes the "
+                "whole reply for the answer, or let the prompt ask for <answer> tags"
             )
 
         # The attempts at a problem could not differ.
         if num_generations == 1 and self.config.reflect_on == "mixed":
             return (
-                "with num_generations=1 no two attempts differ: take more, or "
-                "reflect_on='imperfect'"
+                "num_generations is 1, so no two attempts differ: raise it, or set reflect_on to "
+                "'imperfect'"
             )
         distinct_replies = []
         for problem in best.problems:
@@ -680,12 +680,12 @@ class EvolveRun:
             return (
                 f"the policy gave the same reply in all {num_generations} attempts at every "
                 "problem: sample it at a temperature above 0 "
-                "(policy_sampling={'temperature': 0.7}), or reflect on failures too "
-                "(reflect_on='imperfect')"
+                """(set policy_sampling to {"temperature": 0.7}), or reflect on failures too """
+                "(set reflect_on to 'imperfect')"
             )
         return (
-            "all attempts at a problem got the same reward, at every problem; "
-            "reflect_on='imperfect' looks at failures without a success, too"
+            "all attempts at a problem got the same reward, at every problem; set reflect_on to "
+            "'imperfect' to look at failures without a success, too"
         )
 
     async def evaluate(self, prompts: Sequence[SystemPrompt]) -> list[float | None]:

@@ -1,4 +1,6 @@
-"""The table of results on the first screen, from the records: what was learned, on what, in which time."""
+"""The table of results on the first screen, from the records: what was learned, on what, in which
+time.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,13 @@ def _read(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def _library(folder: Path) -> list[Sequence[str]]:
-    """A real model that learns to look facts up: the demonstration on two cores, and twice its steps on a GPU."""
+    """A real model that learns to look facts up: the demonstration on two cores, and twice its
+    steps on a GPU.
+    """
     task = "to look facts up"
     runs = {
-        # Device and setting: the command, the setting that the minutes are of, and where they were measured.
+        # Device and setting: the command, the setting that the minutes are of, and where they were
+        # measured.
         ("cpu", "demo"): ("`make real`", "alone", ""),
         ("gpu", "longer"): ("`benchmarks/real/library.py`", "longer", " on one H200"),
     }
@@ -89,7 +94,9 @@ def _conductor(folder: Path) -> Sequence[str]:
 
 
 def _real_run(record: Mapping[str, Any], task: str, command: str) -> Sequence[str]:
-    """The row of one run with a real model, whose record has a character for each held-out question."""
+    """The row of one run with a real model, whose record has a character for each held-out
+    question.
+    """
     before = share(record["before"]["correct"])
     right = record["after"]["correct"]
     scores = f"{before:.3f} → {_share(right.count('1'), len(right))}"

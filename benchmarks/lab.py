@@ -1,6 +1,8 @@
-"""The parts that the sandbox's benchmarks share: settings, training, held-out questions, intervals, tables, records.
+"""The parts that the sandbox's benchmarks share: settings, training, held-out questions, intervals,
+tables, records.
 
-Importing this module needs no torch, so that `recompute.py` stays fast: what needs it is imported in the functions.
+Importing this module needs no torch, so that `recompute.py` stays fast: what needs it is imported
+in the functions.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ PROGRAM_KEYS = ("sandbox", "task", "share_replies")
 BATCH = 256
 
 
-# --- training and asking --------------------------------------------------------------------------------------------
+# --- training and asking --------------------------------------------------------------------------
 
 
 def settings(config: Path, **changes: Any) -> dict[str, Any]:
@@ -71,7 +73,8 @@ def train(
         args (`MultiTurnGRPOConfig`): Its settings, see [`settings`].
         sandbox: As [`prepare_sandbox`] or [`prepare_guarded`] returns it.
         environment: The environment of the episodes; `None` for an agent that asks nothing.
-        before (`Callable`, *optional*): Called with the trainer before it trains, to add callbacks for example.
+        before (`Callable`, *optional*): Called with the trainer before it trains, to add callbacks
+            for example.
         **options: Further arguments of the trainer; `model` replaces the warm start.
     """
     arguments = {
@@ -118,7 +121,9 @@ def correct(rollouts: Iterable[Rollout]) -> str:
 
 
 def model_folder(name: str) -> str:
-    """What `from_pretrained` takes for a model: a folder, a name on the Hub, or `smollm2`, the package's model."""
+    """What `from_pretrained` takes for a model: a folder, a name on the Hub, or `smollm2`, the
+    package's model.
+    """
     if name != "smollm2":
         return name
     from agentic_prompting.local import small_model
@@ -142,7 +147,7 @@ def log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-# --- figures --------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def share(correct: str) -> float:
@@ -169,8 +174,8 @@ def shown(row: Mapping[str, Any] | Sequence[float] | None, sign: str = "", digit
     """A mean with its interval as text: `0.961 [0.930, 0.979]`.
 
     Args:
-        row (`dict` or `Sequence[float]`, *optional*): What [`interval`] returned, or the values themselves. Without
-            values the text is empty.
+        row (`dict` or `Sequence[float]`, *optional*): What [`interval`] returned, or the values
+            themselves. Without values the text is empty.
         sign (`str`, *optional*): `"+"` to show the sign of positive numbers, too.
         digits (`int`, *optional*, defaults to `3`): Digits after the point.
     """
@@ -198,11 +203,12 @@ def _table_line(cells: Iterable[Any]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-# --- records --------------------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 
 class Records:
-    """A file of measurements: one JSON object a line, compressed, each with its commit, date and machine.
+    """A file of measurements: one JSON object a line, compressed, each with its commit, date and
+    machine.
 
     Entries are appended as they are measured, so that a run that was stopped goes on where it was.
 

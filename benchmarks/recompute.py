@@ -3,11 +3,11 @@
     python -m benchmarks.recompute  # ends with an error if a page has other figures
     python -m benchmarks.recompute --write  # put the figures into the pages
 
-A page has recomputed text between `<!-- recomputed: NAME -->` and `<!-- /recomputed -->`, in lines of its own or within
-a line. For each NAME a function in `TEXTS` makes the text from the records of one file, whose name NAME begins with
-(`speed.engine` is made from `speed.jsonl.gz`). Figures without records are between `<!-- not recomputed: COMMAND -->`
-and `<!-- /not recomputed -->`; they are listed at the end with their command. A score with an interval anywhere else is
-an error.
+A page has recomputed text between `<!-- recomputed: NAME -->` and `<!-- /recomputed -->`, in lines
+of its own or within a line. For each NAME a function in `TEXTS` makes the text from the records of
+one file, whose name NAME begins with (`speed.engine` is made from `speed.jsonl.gz`). Figures
+without records are between `<!-- not recomputed: COMMAND -->` and `<!-- /not recomputed -->`; they
+are listed at the end with their command. A score with an interval anywhere else is an error.
 """
 
 from __future__ import annotations
@@ -61,18 +61,19 @@ NUMBER = re.compile(r"\d*\.?\d+")
 Entries = Sequence[Mapping[str, Any]]
 # The sentences of some figures.
 STEP = (
-    "the loss {head_ratio:.2f} × faster with the GPU's branch forced on a CPU, which no user of a CPU takes; "
-    "{memory_ratio:.2f} × less memory for the loss and its gradients; the largest difference of a gradient "
-    "{gradient_difference:.0e} of the largest gradient. A whole step of our trainer takes {overhead:.3f} times one of "
-    "plain `GRPOTrainer` on the same tokens"
+    "the loss {head_ratio:.2f} × faster with the GPU's branch forced on a CPU, which no user of a "
+    "CPU takes; {memory_ratio:.2f} × less memory for the loss and its gradients; the largest "
+    "difference of a gradient {gradient_difference:.0e} of the largest gradient. A whole step of "
+    "our trainer takes {overhead:.3f} times one of plain `GRPOTrainer` on the same tokens"
 )
 PROGRAM_MODEL = (
-    "{wall_ratio:.2f} × the native loop's step in wall time, {cpu_ratio:.2f} × in processor time (steps of "
-    "{step_s[native]:.1f} and {step_s[program]:.1f} s; {same_rollouts:.0%} of the rollouts have the same tokens)"
+    "{wall_ratio:.2f} × the native loop's step in wall time, {cpu_ratio:.2f} × in processor time "
+    "(steps of {step_s[native]:.1f} and {step_s[program]:.1f} s; {same_rollouts:.0%} of the "
+    "rollouts have the same tokens)"
 )
 
 
-# --- texts made from records, one function each ----------------------------------------------------------------------
+# --- texts made from records, one function each ---------------------------------------------------
 
 
 def speed(records: Entries) -> str:
@@ -112,7 +113,9 @@ def rollout_grid(records: Entries) -> str:
 
 
 def growth(records: Entries) -> str:
-    """Sentences on the costs that grow with rollouts, turns, prompts and cached replies, from the latest full run."""
+    """Sentences on the costs that grow with rollouts, turns, prompts and cached replies, from the
+    latest full run.
+    """
     full = latest_full(records, "growth.py")
     cost = full["rollouts"]
     memory = full["memory_kb"]
@@ -121,13 +124,17 @@ def growth(records: Entries) -> str:
     second_turn = turns["2"] - turns["1"]
     later_turn = (turns["8"] - turns["4"]) / 4
     sentences = [
-        f"Among {first} rollouts of 4 turns, with replies of 2,048 characters, each costs {cost[first]:.1f} ms and "
-        f"{memory[first]:.0f} KB, among {last} {cost[last]:.1f} ms and {memory[last]:.0f} KB.",
-        f"A further turn costs {second_turn:.1f} ms as the second and {later_turn:.1f} ms between the fifth and the "
-        "eighth.",
+        f"Among {first} rollouts of 4 turns, with replies of 2,048 characters, each costs "
+        f"{cost[first]:.1f} ms and {memory[first]:.0f} KB, among {last} {cost[last]:.1f} ms and "
+        f"{memory[last]:.0f} KB.",
+        f"A further turn costs {second_turn:.1f} ms as the second and {later_turn:.1f} ms between "
+        "the fifth and the eighth.",
         "Choosing and rating 3 of 10,000 prompts: {population_ms:.1f} ms under the default rule, "
         "{population_worst_ms:.1f} ms under the slowest.",
-        "A recording of {entries:,} replies opens in {opening_s} s and finds one in {lookup_ms} ms.",
+        (
+            "A recording of {entries:,} replies opens in {opening_s} s and finds one in "
+            "{lookup_ms} ms."
+        ),
         "`import agentic_prompting` takes {import_s} s, `agentic-prompting --help` {help_s} s.",
     ]
     return " ".join(sentences).format(**full)
@@ -147,7 +154,9 @@ def engine(records: Entries) -> str:
 def on_real_model(
     script: str, describe: Callable[[Mapping[str, Any]], str]
 ) -> Callable[[Entries], str]:
-    """A function that describes the latest run of a script on SmolLM2, and says when and on what it ran."""
+    """A function that describes the latest run of a script on SmolLM2, and says when and on what it
+    ran.
+    """
 
     def text(records: Entries) -> str:
         runs = [record for record in records if record["script"] == f"{script} --model smollm2"]
@@ -169,7 +178,9 @@ def engine_model_tables(printed: Mapping[str, Any]) -> str:
 
 
 def updates_table(printed: Mapping[str, Any]) -> str:
-    """The loss and its gradients on a real model, with the head at every position and at the scored ones."""
+    """The loss and its gradients on a real model, with the head at every position and at the scored
+    ones.
+    """
     return model_tables.updates_table(printed["updates"])
 
 
@@ -212,7 +223,9 @@ def broken(records: Entries) -> str:
 
 
 def prorefine_accuracy(records: Entries) -> str:
-    """The table of ProRefine's verifier settings on the sandbox's puzzles, with Wilson's intervals over the puzzles."""
+    """The table of ProRefine's verifier settings on the sandbox's puzzles, with Wilson's intervals
+    over the puzzles.
+    """
     tables: dict[str, dict[str, Any]] = {}
     for title, methods in latest_full(records, "prorefine.py")["correct"].items():
         tables[title] = {}
@@ -245,7 +258,9 @@ def latest_full(records: Entries, script: str) -> Mapping[str, Any]:
 
 
 def hopeless_bias(records: Entries) -> str:
-    """The relative bias of the gradient when hopeless episodes are ended and advantages divided by the deviation."""
+    """The relative bias of the gradient when hopeless episodes are ended and advantages divided by
+    the deviation.
+    """
     row = records[-1]["rules"]["hopeless ended, divided by the deviation"]
     return f"{row['bias']:.4f} [{row['low']:.4f}, {row['high']:.4f}]"
 
@@ -349,7 +364,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
 }
 
 
-# --- pages ---------------------------------------------------------------------------------------------------------
+# --- pages ----------------------------------------------------------------------------------------
 
 
 def recompute(page: str) -> tuple[str, list[str]]:

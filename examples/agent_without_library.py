@@ -5,9 +5,9 @@
     python agent_without_library.py agent "Who is the mayor of Fenmere?" \\
         --base-url http://localhost:8000/v1 --model agent                                  # vLLM, llama.cpp, Ollama
 
-Nothing of agentic-prompting is imported. `agentic_prompting.json`, which a trainer writes beside the weights, says how the
-agent is asked and what its turns mean. Whatever the agent asks is shown here, and you type the reply: put your search or
-your large model into `reply_to`.
+Nothing of agentic-prompting is imported. `agentic_prompting.json`, which a trainer writes beside
+the weights, says how the agent is asked and what its turns mean. Whatever the agent asks is shown
+here, and you type the reply: put your search or your large model into `reply_to`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def stop_texts(form: dict[str, Any]) -> list[str]:
 
 
 def cut_turn(text: str, form: dict[str, Any]) -> str:
-    """A turn up to its first stop text. Servers drop the stop texts that they are given, so they are not given any."""
+    """A turn up to its first stop text.
+
+    Servers drop the stop texts that they are given, so they are not given any.
+    """
     ends = [text.find(stop) + len(stop) for stop in stop_texts(form) if stop in text]
     return text[: min(ends)] if ends else text
 

@@ -1,8 +1,8 @@
 """How often a judge agrees with the truth, measured before it is used as a reward.
 
-Groups of rollouts whose answers are known to be right or wrong are shown to a judge. The judge here is a script: it
-knows the facts, makes mistakes at a set rate, and prefers the rollout that it is shown first. Put your own chat model
-and your own rollouts in its place.
+Groups of rollouts whose answers are known to be right or wrong are shown to a judge. The judge here
+is a script: it knows the facts, makes mistakes at a set rate, and prefers the rollout that it is
+shown first. Put your own chat model and your own rollouts in its place.
 
     python examples/judge_agreement.py --json
 """
@@ -26,8 +26,9 @@ SHOWN = re.compile(r"<(rollout_\d+)>(.*?)</\1>", re.DOTALL)
 
 
 def scripted_judge(mistakes: float, first_bonus: float, seed: int) -> ScriptedChat:
-    """A judge that gives 8 to a right answer and 2 to a wrong one, the other way round at the rate of its mistakes, and
-    some points more to the rollout that is shown first."""
+    """A judge that gives 8 to a right answer and 2 to a wrong one, the other way round at the rate
+    of its mistakes, and some points more to the rollout that is shown first.
+    """
 
     def reply(messages):
         request = messages[-1]["content"]
@@ -48,7 +49,9 @@ def scripted_judge(mistakes: float, first_bonus: float, seed: int) -> ScriptedCh
 
 
 def groups_of_rollouts(n: int, size: int, seed: int) -> list[list[Rollout]]:
-    """For each question a group of finished rollouts, some right and some wrong, and never all alike."""
+    """For each question a group of finished rollouts, some right and some wrong, and never all
+    alike.
+    """
     draw = random.Random(seed)
     rows = as_rows(draw.sample(all_questions(), n))
     groups = []
@@ -71,8 +74,9 @@ def groups_of_rollouts(n: int, size: int, seed: int) -> list[list[Rollout]]:
 
 
 def agreement(judge, groups) -> list[float]:
-    """For each group the share of its pairs of a right and a wrong rollout that the judge puts in this order. Equal
-    scores are no agreement."""
+    """For each group the share of its pairs of a right and a wrong rollout that the judge puts in
+    this order. Equal scores are no agreement.
+    """
     scores = run(judge(rollout=[rollout for group in groups for rollout in group]))
     shares = []
     for group in groups:

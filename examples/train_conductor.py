@@ -1,9 +1,12 @@
-"""Train a conductor: a small model that leads three larger ones with different strengths, and a calculator.
+"""Train a conductor: a small model that leads three larger ones with different strengths, and a
+calculator.
 
-    export CODER_URL=http://localhost:8001/v1 READER_URL=http://localhost:8002/v1 MATH_URL=http://localhost:8003/v1
+    export CODER_URL=http://localhost:8001/v1 READER_URL=http://localhost:8002/v1
+    MATH_URL=http://localhost:8003/v1
     accelerate launch --quiet examples/train_conductor.py --config examples/configs/conductor.yaml
 
-Without these variables all workers are asked at `OPENAI_BASE_URL`, or at OpenAI. The page is docs/howto/workers.md.
+Without these variables all workers are asked at `OPENAI_BASE_URL`, or at OpenAI. The page is
+docs/howto/workers.md.
 """
 
 from __future__ import annotations
@@ -28,7 +31,10 @@ OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
 
 
 def calculate(expression: str) -> str:
-    """The value of an expression of numbers, + - * / and brackets. An exception is text for the agent."""
+    """The value of an expression of numbers, + - * / and brackets.
+
+    An exception is text for the agent.
+    """
 
     def evaluate(node: ast.AST) -> float:
         if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
@@ -50,7 +56,10 @@ def chat(name: str, variable: str) -> OpenAIChat:
 
 
 def environment() -> Workers:
-    """The pool: three models of 7B to 14B with different strengths, and a tool. Prices are those of your servers."""
+    """The pool: three models of 7B to 14B with different strengths, and a tool.
+
+    Prices are those of your servers.
+    """
     pool = {
         "coder": Worker(
             chat("Qwen/Qwen2.5-Coder-7B-Instruct", "CODER"),

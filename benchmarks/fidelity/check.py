@@ -17,7 +17,8 @@ class Row:
         rule (`str`): The rule that is checked, in a few words.
         expected: The value by the paper's text, computed without the code under test.
         actual: The code's value.
-        within (`float`, *optional*, defaults to `1e-9`): The largest difference of two numbers that count as equal.
+        within (`float`, *optional*, defaults to `1e-9`): The largest difference of two numbers that
+            count as equal.
     """
 
     at: str

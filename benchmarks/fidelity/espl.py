@@ -47,7 +47,7 @@ TAU = 25 / 300
 P_DRAW = 0.1
 NORMAL = NormalDist()
 
-# --- Appendix B: TrueSkill, as the appendix writes it -----------------------------------------------------------------
+# --- Appendix B: TrueSkill, as the appendix writes it ---------------------------------------------
 
 EPS_ABS = NORMAL.inv_cdf((P_DRAW + 1) / 2) * math.sqrt(2) * BETA
 
@@ -65,7 +65,9 @@ def corrections(t: float, eps: float, draw: bool) -> tuple[float, float]:
 def message_passing(
     ratings: Sequence[tuple[float, float]], places: Sequence[int]
 ) -> list[tuple[float, float]]:
-    """Expectation propagation over the chain of adjacent comparisons, repeated until nothing changes."""
+    """Expectation propagation over the chain of adjacent comparisons, repeated until nothing
+    changes.
+    """
     order = sorted(range(len(ratings)), key=lambda i: places[i])
     # Mean and variance of each player, best place first; the dynamics add tau^2.
     skills = [(ratings[i][0], ratings[i][1] ** 2 + TAU**2) for i in order]
@@ -234,7 +236,7 @@ def rankings() -> Iterator[Row]:
     )
 
 
-# --- eq 1-4: value, selection, who mutates ----------------------------------------------------------------------------
+# --- eq 1-4: value, selection, who mutates --------------------------------------------------------
 
 
 def make_population(n: int, **options: Any) -> Population:
@@ -401,7 +403,7 @@ def winners() -> Iterator[Row]:
     yield Row("Algorithm 2", "a tie is nobody's problem", [[], []], sole_wins([[0.5], [0.5]]))
 
 
-# --- A.2 to A.5, Algorithm 2: the operators ---------------------------------------------------------------------------
+# --- A.2 to A.5, Algorithm 2: the operators -------------------------------------------------------
 
 
 def instructive_problems() -> Iterator[Row]:
@@ -539,7 +541,9 @@ def reflection() -> Iterator[Row]:
 
 
 def reflection_stages() -> Iterator[Row]:
-    """The four stages of reflection: the reference LLM's requests, and the edits that its replies become."""
+    """The four stages of reflection: the reference LLM's requests, and the edits that its replies
+    become.
+    """
     requests: list[str] = []
     replies = [
         "summary of the first attempt",
@@ -602,7 +606,7 @@ def _has_all(parts: Sequence[str], text: str) -> bool:
     return all(part in text for part in parts)
 
 
-# --- numbers, and the search recipe -----------------------------------------------------------------------------------
+# --- numbers, and the search recipe ---------------------------------------------------------------
 
 
 def training_defaults() -> Iterator[Row]:
@@ -715,9 +719,13 @@ PARTS: list[Part] = [
     search,
 ]
 UNTESTED = {
-    "eq 2 (gradient)": "needs a policy: tests/trainers/test_espl_trainer.py holds the advantages r - V to NumPy",
+    (
+        "eq 2 (gradient)"
+    ): "needs a policy: tests/trainers/test_espl_trainer.py holds the advantages r - V to NumPy",
     "Algorithm 1 (KL to the reference)": "beta = 0 with LoRA (3.1); TRL's term where it is set",
-    "A.2-A.5 (what the reference LLM writes)": "needs a model; what becomes of its replies is checked",
+    (
+        "A.2-A.5 (what the reference LLM writes)"
+    ): "needs a model; what becomes of its replies is checked",
     "Figures 8, 11-16, Table 1 (scores)": "need DeepSeek-V3.1, gpt-oss-120b and their competitions",
     "Appendix C (wrong principles)": "an account of what was found, not a rule",
 }

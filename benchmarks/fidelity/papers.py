@@ -1,11 +1,12 @@
-"""The three papers against this package: every formula, table of numbers and rule that needs no model.
+"""The three papers against this package: every formula, table of numbers and rule that needs no
+model.
 
     python -m benchmarks.fidelity.papers  # a line for each row
     python -m benchmarks.fidelity.papers --json  # the last line: rows, false, untested, ...
     python -m benchmarks.fidelity.papers --only "eq 1"
 
-The expected values are in `prompt_r1.py`, `espl.py` and `prorefine.py`, which compute them from the papers' text by
-other means than the code under test. The exit status is 1 if a row does not hold.
+The expected values are in `prompt_r1.py`, `espl.py` and `prorefine.py`, which compute them from the
+papers' text by other means than the code under test. The exit status is 1 if a row does not hold.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from benchmarks.fidelity.check import Part, Row
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-# --- eq 1-9: the conversation -----------------------------------------------------------------------------------------
+# --- eq 1-9: the conversation ---------------------------------------------------------------------
 
 THINK = "think"
 ASK = "interaction_prompt"
@@ -208,7 +208,7 @@ def routing() -> Iterator[Row]:
     )
 
 
-# --- eq 10-13: the reward ---------------------------------------------------------------------------------------------
+# --- eq 10-13: the reward -------------------------------------------------------------------------
 
 WEIGHTS = {"alpha": "0.4", "beta": "0.25", "gamma": "0.25", "delta": "0.1", "k": "1"}
 ARTICLES = {"a", "an", "the"}
@@ -333,7 +333,7 @@ def other_weights() -> Iterator[Row]:
     )
 
 
-# --- eq 11-12, Appendix F: metrics ------------------------------------------------------------------------------------
+# --- eq 11-12, Appendix F: metrics ----------------------------------------------------------------
 
 
 def f1_examples() -> Iterator[Row]:
@@ -425,7 +425,7 @@ class Encoder:
         return np.array([EMBEDDINGS[text] for text in texts])
 
 
-# --- Tables 1 to 7 ----------------------------------------------------------------------------------------------------
+# --- Tables 1 to 7 --------------------------------------------------------------------------------
 
 
 def template() -> Iterator[Row]:
@@ -667,10 +667,16 @@ PARTS: list[Part] = [
     averages,
 ]
 UNTESTED = {
-    "eq 8 (the likeliest answer of all texts)": "no decoder finds it; the final turn is sampled as in training",
-    "eq 14-15 (advantages and gradient)": "need a policy: tests/trainers/test_grpo.py holds TRL's loss to NumPy",
+    (
+        "eq 8 (the likeliest answer of all texts)"
+    ): "no decoder finds it; the final turn is sampled as in training",
+    (
+        "eq 14-15 (advantages and gradient)"
+    ): "need a policy: tests/trainers/test_grpo.py holds TRL's loss to NumPy",
     "eq 16 (training with one environment)": "nothing to compute: the environment is an argument",
-    "Propositions 1-3, eq 18-52": "statements about models in expectation; docs/lab/prompt_r1.md has the sandbox's",
+    (
+        "Propositions 1-3, eq 18-52"
+    ): "statements about models in expectation; docs/lab/prompt_r1.md has the sandbox's",
     "Tables 2-5, Figures 4-6 (scores)": "need Qwen3-4B and the large LLMs",
     "Table 6 (eight A100)": "hardware",
 }

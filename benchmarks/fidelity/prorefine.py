@@ -41,7 +41,8 @@ class Call:
 class World:
     """Three scripted LLMs whose replies depend on the request alone; all calls are logged.
 
-    The task model writes `length` words that depend on its prompt, `feedback` and `optimizer` are fixed maps.
+    The task model writes `length` words that depend on its prompt, `feedback` and `optimizer` are
+    fixed maps.
     """
 
     def __init__(self, seed: int, length: int, changes: float = 0.6):
@@ -258,7 +259,9 @@ def iterations() -> Iterator[Row]:
 
 
 class _Critic:
-    """Feedback and optimizer of a world in one model, and a verifier that always gives the same verdict."""
+    """Feedback and optimizer of a world in one model, and a verifier that always gives the same
+    verdict.
+    """
 
     def __init__(self, world: World, verdict: str):
         self.world = world
@@ -397,7 +400,9 @@ PARTS: list[Part] = [
 ]
 UNTESTED = {
     "Table 1, Figure 3 (accuracies)": "need Llama 3.1 and 3.2",
-    "SVAMP's 2,516 / 622 training rows": "the public file has 1,000 rows, all of them the test set; nothing is trained",
+    (
+        "SVAMP's 2,516 / 622 training rows"
+    ): "the public file has 1,000 rows, all of them the test set; nothing is trained",
     "Results (70B task model, 8B feedback)": "need those models",
     "Figures 1, 2, 5 (prompts and feedback)": "what the models wrote",
 }

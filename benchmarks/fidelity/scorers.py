@@ -1,12 +1,13 @@
-"""The scorers against those that they are named after: SQuAD's, HotpotQA's and math-verify's, on 300 pairs each.
+"""The scorers against those that they are named after: SQuAD's, HotpotQA's and math-verify's, on
+300 pairs each.
 
     python -m benchmarks.fidelity.scorers  # counts, and every difference with its reason
     python -m benchmarks.fidelity.scorers --json
 
-The scoring of SQuAD v1.1 (`evaluate-v1.1.py`) and of HotpotQA (`hotpot_evaluate_v1.py`) is written here once more, from
-those scripts; math-verify is the package. Each pair is a reply and an accepted answer, as models and data sets write
-them. A difference has one of the reasons of `REASONS`, which docs/fidelity.md lists; the exit status is 1 if one has
-none.
+The scoring of SQuAD v1.1 (`evaluate-v1.1.py`) and of HotpotQA (`hotpot_evaluate_v1.py`) is written
+here once more, from those scripts; math-verify is the package. Each pair is a reply and an accepted
+answer, as models and data sets write them. A difference has one of the reasons of `REASONS`, which
+docs/fidelity.md lists; the exit status is 1 if one has none.
 """
 
 from __future__ import annotations
@@ -26,13 +27,21 @@ from agentic_prompting.rewards import exact_match, math_match, token_f1
 PAIRS = 300
 
 REASONS = {
-    "number": "both are nothing but a number: SQuAD drops points and signs, by which 2.5 is 25 and -5 is 5",
-    "article": "nothing is left of either but articles or punctuation: the option A is not the word 'the'",
+    (
+        "number"
+    ): "both are nothing but a number: SQuAD drops points and signs, by which 2.5 is 25 and -5 is 5",
+    (
+        "article"
+    ): "nothing is left of either but articles or punctuation: the option A is not the word 'the'",
     "empty": "F1 of two texts without a token is SQuAD v2.0's 1.0, and 0.0 in v1.1",
-    "yes or no": "HotpotQA gives F1 0 where one side is yes, no or noanswer; Prompt-R1's formula counts the overlap",
+    (
+        "yes or no"
+    ): "HotpotQA gives F1 0 where one side is yes, no or noanswer; Prompt-R1's formula counts the overlap",
     "small number": "math-verify rounds to six decimals, by which all numbers below 5e-7 are equal",
     "hedge": "'12 or 13', 'not 12' and '12 thousand' are not 12: math-verify takes the last number",
-    "marks": "a right answer as agents write it that math-verify misses: LaTeX without delimiters, **x**, €5, 1e-9",
+    (
+        "marks"
+    ): "a right answer as agents write it that math-verify misses: LaTeX without delimiters, **x**, €5, 1e-9",
 }
 
 
@@ -48,7 +57,8 @@ class Difference:
     reason: str
 
 
-# The references -------------------------------------------------------------------------------------------------------
+# The references
+# -------------------------------------------------------------------------------------------------------
 
 
 def normalised(text: str) -> str:
@@ -94,7 +104,8 @@ def math_verify_match(reply: str, accepted: str) -> float:
     return float(verify(parse(f"${accepted}$"), parse(reply)))
 
 
-# Pairs ----------------------------------------------------------------------------------------------------------------
+# Pairs
+# ----------------------------------------------------------------------------------------------------------------
 
 _WORDS = [
     "the",
@@ -203,7 +214,9 @@ _HEDGES = ["{} or 13", "not {}", "{} thousand"]
 
 
 def text_pairs(seed: int) -> list[tuple[str, str]]:
-    """Replies and accepted answers to questions: equal up to their form, overlapping, and different."""
+    """Replies and accepted answers to questions: equal up to their form, overlapping, and
+    different.
+    """
     rng = random.Random(seed)
 
     def text() -> str:
@@ -238,7 +251,8 @@ def math_pairs(seed: int) -> list[tuple[str, str]]:
     return pairs
 
 
-# The comparison -------------------------------------------------------------------------------------------------------
+# The comparison
+# -------------------------------------------------------------------------------------------------------
 
 _NUMBER = re.compile(r"[-+]?\$?[-+]?(\d[\d,]*(\.\d+)?|\.\d+)\s?%?\.?")
 _SMALL = re.compile(r"0\.000000\d|10\^\{-7\}|1e-9")

@@ -1,10 +1,12 @@
-"""The gradient of our trainer in one turn beside `GRPOTrainer`'s, the same completions forced on both.
+"""The gradient of our trainer in one turn beside `GRPOTrainer`'s, the same completions forced on
+both.
 
     OMP_NUM_THREADS=1 python -m benchmarks.fidelity.trl_gradient --json  # minutes
 
-Each setting trains a tiny model for two updates on the same batch of completions (so that in the second one the ratio
-is not 1 and the reference is not the model), in float32, and compares both gradients. The last line of `--json` holds
-`same_gradient: {setting: {"largest": ..., "apart": ...}}`: the largest entry, and the largest difference.
+Each setting trains a tiny model for two updates on the same batch of completions (so that in the
+second one the ratio is not 1 and the reference is not the model), in float32, and compares both
+gradients. The last line of `--json` holds `same_gradient: {setting: {"largest": ..., "apart":
+...}}`: the largest entry, and the largest difference.
 """
 
 from __future__ import annotations
@@ -80,10 +82,12 @@ def gradients(
     """The gradient of each update of one trainer, completions forced.
 
     Args:
-        trainer_name (`str`): `trl`, `ours`, or `espl` (a population of one prompt that does not change).
+        trainer_name (`str`): `trl`, `ours`, or `espl` (a population of one prompt that does not
+            change).
         policy (`Path`): The model.
         folder (`Path`): Where it may write.
-        order (`int`, *optional*, defaults to `0`): Seed of the order in which a batch's rows are put.
+        order (`int`, *optional*, defaults to `0`): Seed of the order in which a batch's rows are
+            put.
         **settings: Of [`~trl.GRPOConfig`].
     """
     tokenizer = AutoTokenizer.from_pretrained(policy)
@@ -92,7 +96,9 @@ def gradients(
     completion_counts = Counter[tuple[int, ...]]()
 
     def completion(prompt: Sequence[int]) -> list[int]:
-        """The next completion of a prompt: its number in the group sets its length, and whether it has an end."""
+        """The next completion of a prompt: its number in the group sets its length, and whether it
+        has an end.
+        """
         completion_counts[tuple(prompt)] += 1
         number = completion_counts[tuple(prompt)]
         generator = torch.Generator().manual_seed(1000 * len(prompt) + number)

@@ -1,7 +1,9 @@
-"""A pytest plugin: TRL's tests with another trainer class in `GRPOTrainer`'s place, and their outcomes as JSON.
+"""A pytest plugin: TRL's tests with another trainer class in `GRPOTrainer`'s place, and their
+outcomes as JSON.
 
-`trl_suite.py` starts pytest with it. `TRL_SUITE` says how, as JSON: `trainer` (`trl` or `ours`), `bf16` (whether
-arguments that say nothing of it train under bfloat16 autocast, as TRL's do), `outcomes` (the file to write).
+`trl_suite.py` starts pytest with it. `TRL_SUITE` says how, as JSON: `trainer` (`trl` or `ours`),
+`bf16` (whether arguments that say nothing of it train under bfloat16 autocast, as TRL's do),
+`outcomes` (the file to write).
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ _OUTCOMES: dict[str, list[str]] = {}  # by test: how it ended, and the error's l
 
 
 class MovedOver(MultiTurnGRPOTrainer):
-    """Our trainer as the page "I have a TRL script" says: the class is another one, and `environment=None` is added
-    where there are no tools."""
+    """Our trainer as the page "I have a TRL script" says: the class is another one, and
+    `environment=None` is added where there are no tools.
+    """
 
     def __init__(self, *positional: Any, **named: Any):
         if not named.get("tools") and not named.get("environment_factory"):
@@ -36,8 +39,9 @@ class MovedOver(MultiTurnGRPOTrainer):
 
 
 def _is_available(name: str) -> Callable[[], bool]:
-    """`is_X_available` for an X that only the checkout's version of TRL knows to ask for: whether it can be imported.
-    A checkout need not be of the installed version."""
+    """`is_X_available` for an X that only the checkout's version of TRL knows to ask for: whether
+    it can be imported. A checkout need not be of the installed version.
+    """
     match = re.fullmatch(r"is_(\w+)_available", name)
     if match is None:
         raise AttributeError(name)

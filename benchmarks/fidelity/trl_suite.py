@@ -1,15 +1,17 @@
-"""TRL's own tests of `GRPOTrainer`, run with our trainer in its place: a script that trains there trains here.
+"""TRL's own tests of `GRPOTrainer`, run with our trainer in its place: a script that trains there
+trains here.
 
     python -m benchmarks.fidelity.trl_suite --checkout FOLDER --json  # FOLDER: a checkout of github.com/huggingface/trl
     python -m benchmarks.fidelity.trl_suite --checkout FOLDER --bf16 off --keyword reward_func
 
-The checkout's `tests/test_grpo_trainer.py` runs against the installed TRL, once with TRL's class and once with ours
-(`environment=None`: one turn, no reply), with bfloat16 autocast on, TRL's default, and off. Models and data are
-tiny and made here (`trl_tiny.py`); nothing is downloaded, so tests of other models fail with both classes and do not
-count. TRL's tests import peft, psutil, jmespath and pillow; without one of them its tests do not count either. The last
-line of `--json` holds, for each setting of bf16, `trl_passes`, `ours_passes` and `differences`: by name, each test that
-TRL's class passes and ours does not, with the error and, if the difference is intended, the reason. The exit status is
-1 if there is any other.
+The checkout's `tests/test_grpo_trainer.py` runs against the installed TRL, once with TRL's class
+and once with ours (`environment=None`: one turn, no reply), with bfloat16 autocast on, TRL's
+default, and off. Models and data are tiny and made here (`trl_tiny.py`); nothing is downloaded, so
+tests of other models fail with both classes and do not count. TRL's tests import peft, psutil,
+jmespath and pillow; without one of them its tests do not count either. The last line of `--json`
+holds, for each setting of bf16, `trl_passes`, `ours_passes` and `differences`: by name, each test
+that TRL's class passes and ours does not, with the error and, if the difference is intended, the
+reason. The exit status is 1 if there is any other.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 TESTS = "test_grpo_trainer.py"
-# Tests that ours is not to pass, by a pattern of the name: what the test is about is different on purpose. These are
-# words of docs/howto/trl_script.md, which says each of them to the user.
+# Tests that ours is not to pass, by a pattern of the name: what the test is about is different on
+# purpose. These are words of docs/howto/trl_script.md, which says each of them to the user.
 INTENDED: dict[str, str] = {
     r"RolloutDispatch|rollout_func": "`rollout_func=` is refused",
     r"VLM|multimodal": "Images (`image` and `images` columns, or messages with images) are refused",
@@ -37,7 +39,9 @@ INTENDED: dict[str, str] = {
         "Several environments in one `environment_factory=` (a dict) are refused"
     ),
     r"environment_owned_(data|reward)": "Every row needs a `prompt` or a `question`",
-    r"dataset_required": "A data set that is missing or empty, or that lacks the column, is an error",
+    r"dataset_required": (
+        "A data set that is missing or empty, or that lacks the column, is an error"
+    ),
     # They put token ids in the place of what `generate` returns.
     r"with_mask_truncated_completions$|test_train_with_tools|with_environment_factory|malformed_tool_calls": (
         "Sampling does not call `model.generate`"
@@ -59,7 +63,8 @@ def compare(theirs: Outcomes, ours: Outcomes) -> dict[str, Any]:
     """How many tests TRL's class passes, how many of these ours passes, and where it does not.
 
     Args:
-        theirs, ours (`Mapping`): By test, how it ended (`passed`, `failed`, `skipped`) and with which message.
+        theirs, ours (`Mapping`): By test, how it ended (`passed`, `failed`, `skipped`) and with
+            which message.
     """
     passed = [name for name, (outcome, _) in theirs.items() if outcome == "passed"]
     differences = {}
@@ -77,7 +82,9 @@ def compare(theirs: Outcomes, ours: Outcomes) -> dict[str, Any]:
 def run_tests(
     folder: Path, trainer: str, bf16: bool, keyword: str = ""
 ) -> dict[str, tuple[str, str]]:
-    """Run the tests in `folder`, which holds the models under their names, with one of the two classes."""
+    """Run the tests in `folder`, which holds the models under their names, with one of the two
+    classes.
+    """
     outcomes = folder / f"outcomes_{trainer}_{'bf16' if bf16 else 'float32'}.json"
 
     # The plugin, where it is and what it is to do; nothing is downloaded.
@@ -112,7 +119,10 @@ def run_tests(
 
 
 def lay_out(checkout: Path, folder: Path) -> None:
-    """The checkout's tests and the models in one folder. A copy, so that `trl` is the installed one."""
+    """The checkout's tests and the models in one folder.
+
+    A copy, so that `trl` is the installed one.
+    """
     from benchmarks.fidelity.trl_tiny import make_all
 
     if not (checkout / "tests" / TESTS).exists():

@@ -1,9 +1,11 @@
-"""Tiny models and data under the names that TRL's tests load, as folders relative to the working directory.
+"""Tiny models and data under the names that TRL's tests load, as folders relative to the working
+directory.
 
-A test that asks for `trl-internal-testing/tiny-Qwen2ForCausalLM-2.5` finds such a folder and downloads nothing. Models
-are made from their configuration classes with random weights, tokenizers from a vocabulary of our own: the 256 bytes
-and short words. The Qwen3 models have Qwen's token ids, because tests write completions as such ids; the others have a
-small vocabulary, because a test's time is that of its vocabulary. Chat templates are the installed TRL's.
+A test that asks for `trl-internal-testing/tiny-Qwen2ForCausalLM-2.5` finds such a folder and
+downloads nothing. Models are made from their configuration classes with random weights, tokenizers
+from a vocabulary of our own: the 256 bytes and short words. The Qwen3 models have Qwen's token ids,
+because tests write completions as such ids; the others have a small vocabulary, because a test's
+time is that of its vocabulary. Chat templates are the installed TRL's.
 """
 
 from __future__ import annotations
@@ -129,11 +131,12 @@ _MODELS: list[tuple[str, str, dict[str, Any], tuple[str | None, str]]] = [
     ),
 ]
 _CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}{{ eos_token }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}{{ "
+    "eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Beginnings of the Zen of Python (`import this`), in its order, which one of TRL's tests counts on. The real data has
-# 17 rows for training; five are enough for the same tests, which train three epochs each.
+# Beginnings of the Zen of Python (`import this`), in its order, which one of TRL's tests counts on.
+# The real data has 17 rows for training; five are enough for the same tests, which train three
+# epochs each.
 _LINES = [
     "Beautiful is better than",
     "Explicit is",
@@ -172,17 +175,19 @@ def make_all(folder: Path, tests: str) -> list[str]:
 
 @cache
 def tokenizer(template: str | None, end: str, size: int = SIZE) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with Qwen's ids for bytes and, if it is as large, words of `_WORDS`, tags and the two
-    tokens that end a text.
+    """A byte-level tokenizer with Qwen's ids for bytes and, if it is as large, words of `_WORDS`,
+    tags and the two tokens that end a text.
 
     Args:
         template (`str`, *optional*): Name of one of TRL's chat templates. Defaults to ChatML.
         end (`str`): The text of the token that ends a turn.
-        size (`int`, *optional*, defaults to `SIZE`): How many tokens. In a smaller one all added tokens move down.
+        size (`int`, *optional*, defaults to `SIZE`): How many tokens. In a smaller one all added
+            tokens move down.
     """
     shift = SIZE - size
 
-    # The vocabulary: bytes, Qwen's words, and words of letters for all other ids below the added tokens'.
+    # The vocabulary: bytes, Qwen's words, and words of letters for all other ids below the added
+    # tokens'.
     symbols = _byte_symbols()
     vocabulary = {symbols[byte]: number for number, byte in enumerate(_byte_order())}
     if size == SIZE:

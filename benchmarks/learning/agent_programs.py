@@ -1,6 +1,8 @@
-"""Agents of the sandbox, written with the `openai` package alone: what `program.py` and `program_sandbox.py` train.
+"""Agents of the sandbox, written with the `openai` package alone: what `program.py` and
+`program_sandbox.py` train.
 
-[`asks`] does what [`LLMEnvironment`] does: under [`native_seeds`] it makes the same rollouts, token for token.
+[`asks`] does what [`LLMEnvironment`] does: under [`native_seeds`] it makes the same rollouts, token
+for token.
 """
 
 from __future__ import annotations
@@ -23,12 +25,16 @@ TURNS = 5
 
 @cache
 def shared() -> Any:
-    """One pool of connections for all rollouts of this process: a client of its own costs each rollout 30 ms."""
+    """One pool of connections for all rollouts of this process: a client of its own costs each
+    rollout 30 ms.
+    """
     return DefaultAsyncHttpxClient()
 
 
 async def asks(row: Mapping[str, Any], base_url: str, api_key: str) -> str | None:
-    """Prompt-R1's loop: the policy asks, the large LLM replies with its whole history, until the policy answers."""
+    """Prompt-R1's loop: the policy asks, the large LLM replies with its whole history, until the
+    policy answers.
+    """
     return await _converse(row, base_url, api_key, forgets=False)
 
 
@@ -48,7 +54,9 @@ async def vote(row: Mapping[str, Any], base_url: str, api_key: str) -> str | Non
 async def _converse(
     row: Mapping[str, Any], base_url: str, api_key: str, forgets: bool
 ) -> str | None:
-    """One conversation of the policy with the large LLM; one that `forgets` holds only the last exchange."""
+    """One conversation of the policy with the large LLM; one that `forgets` holds only the last
+    exchange.
+    """
     client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=shared())
     question: Any = {"role": "user", "content": f"question : {row['question']}"}
     # The policy's conversation, and the large LLM's.
@@ -90,7 +98,9 @@ AGENTS: dict[str, Callable[..., Any]] = {
 
 @contextmanager
 def native_seeds() -> Iterator[None]:
-    """While it lasts, a program's calls get the seeds that the turns of an episode have: by their number."""
+    """While it lasts, a program's calls get the seeds that the turns of an episode have: by their
+    number.
+    """
     compute_seed = Session.compute_seed
 
     def compute_native_seed(self: Session, call: Call) -> int:

@@ -1,12 +1,13 @@
-"""Whether continuous integration notices a mistake: the two runs of `.ci/run` with one part of them broken.
+"""Whether continuous integration notices a mistake: the two runs of `.ci/run` with one part of them
+broken.
 
     python -m benchmarks.learning.broken none  # nothing broken: learning.py finds no problem
     python -m benchmarks.learning.broken sign  # the reward's sign flipped
     python -m benchmarks.learning.broken mask  # gradients on observation tokens, none on the agent's
     python -m benchmarks.learning.broken ratings  # each batch's scores rate its prompts in another order
 
-Ends with an error if the broken part goes unnoticed, or if `none` has a problem. The problems that it finds are
-recorded.
+Ends with an error if the broken part goes unnoticed, or if `none` has a problem. The problems that
+it finds are recorded.
 """
 
 from __future__ import annotations

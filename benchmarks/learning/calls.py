@@ -4,21 +4,23 @@
     OMP_NUM_THREADS=1 python -m benchmarks.learning.calls --json --quick  # 1 seed for tuning, the plain world: minutes
 
 Each run is appended to `--records` when it ends, and a recorded run is not repeated. The figures in
-docs/howto/costs.md are computed from these records by `benchmarks/recompute.py`. The records also hold settings
-that have been removed from the library because they saved no calls: growing groups, refilled batches, a curriculum,
-and ending hopeless episodes early.
+docs/howto/costs.md are computed from these records by `benchmarks/recompute.py`. The records also
+hold settings that have been removed from the library because they saved no calls: growing groups,
+refilled batches, a curriculum, and ending hopeless episodes early.
 
-**Protocol.** Both settings of a seed share one warm start and train as the demo does, including its decay of the
-learning rate over 40 steps. Every second step the agent answers the same 256 questions, about countries that no
-training question names, until exact match reaches .85 (in the guarded world `GOOD`) or 24 steps are over. The count is
-the calls that training made; a shared reply counts once. A run that never reaches the score counts all of its calls.
-In the guarded world the oracle refuses an agent that does not know its rules; here the rules are in the system prompt,
-and temperature and learning rate are those of the world's own configuration. The score to reach is .6 there, because
-no setting goes much above .7 in 24 steps. Seeds 1, 2 and 3 are for tuning; seeds 201 to 205 are reported. (All runs
-were repeated once: in the first version, a mistake in the engine could leave the model in evaluation mode for the step
-after an evaluation. In the plain world seed 201 had been seen before, with an evaluation after every step and a
-learning rate that reached 0 after 12 steps; no value was changed because of it.) The benchmark measures the sandbox: a
-policy of 390,000 parameters and a scripted oracle, priced like gpt-4o-mini.
+**Protocol.** Both settings of a seed share one warm start and train as the demo does, including its
+decay of the learning rate over 40 steps. Every second step the agent answers the same 256
+questions, about countries that no training question names, until exact match reaches .85 (in the
+guarded world `GOOD`) or 24 steps are over. The count is the calls that training made; a shared
+reply counts once. A run that never reaches the score counts all of its calls. In the guarded world
+the oracle refuses an agent that does not know its rules; here the rules are in the system prompt,
+and temperature and learning rate are those of the world's own configuration. The score to reach is
+.6 there, because no setting goes much above .7 in 24 steps. Seeds 1, 2 and 3 are for tuning; seeds
+201 to 205 are reported. (All runs were repeated once: in the first version, a mistake in the engine
+could leave the model in evaluation mode for the step after an evaluation. In the plain world seed
+201 had been seen before, with an evaluation after every step and a learning rate that reached 0
+after 12 steps; no value was changed because of it.) The benchmark measures the sandbox: a policy of
+390,000 parameters and a scripted oracle, priced like gpt-4o-mini.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ SETTINGS = {"today": "never", "replies shared": "step"}
 """The environment's `share_replies` in each setting."""
 
 
-# --- the records' tables ----------------------------------------------------------------------------------------------
+# --- the records' tables --------------------------------------------------------------------------
 
 
 def of_settings(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -153,10 +155,10 @@ def finding(records: Sequence[Mapping[str, Any]]) -> str:
     ineffective = product(GOOD, ("groups that grow", "curriculum", "hopeless ended"))
     means = [rows[setting]["calls_ratio"]["mean"] for setting in ineffective]
     return (
-        f"Sharing replies took {plain} of the calls in the plain world and {guarded} in the guarded one, for the same "
-        f"training. Growing groups, a curriculum and ending hopeless episodes took {min(means):.2f} to "
-        f"{max(means):.2f} of the calls, and refilling batches with other questions {refilled[0]} and {refilled[1]}, "
-        "so the library no longer has them."
+        f"Sharing replies took {plain} of the calls in the plain world and {guarded} in the "
+        "guarded one, for the same training. Growing groups, a curriculum and ending hopeless "
+        f"episodes took {min(means):.2f} to {max(means):.2f} of the calls, and refilling batches "
+        f"with other questions {refilled[0]} and {refilled[1]}, so the library no longer has them."
     )
 
 
@@ -172,7 +174,7 @@ def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-# --- runs -------------------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 
 class CountedOracle:
@@ -275,7 +277,9 @@ def run(
     prepared: tuple[ChatModel, SandboxRun, str | None],
     folder: Path,
 ) -> dict[str, Any]:
-    """Train with one setting until the agent is good or the steps are over, and return the run's record."""
+    """Train with one setting until the agent is good or the steps are over, and return the run's
+    record.
+    """
     from agentic_prompting import (
         LLMEnvironment,
         MultiTurnGRPOTrainer,
@@ -330,7 +334,9 @@ def run(
 
 
 def prepare(seed: int, world: str, folder: Path) -> tuple[ChatModel, SandboxRun, str | None]:
-    """The oracle, the data with a warm-started policy, and the system prompt of a world that has one."""
+    """The oracle, the data with a warm-started policy, and the system prompt of a world that has
+    one.
+    """
     from agentic_prompting.evolution import SystemPrompt
     from agentic_prompting.sandbox import Oracle
     from agentic_prompting.sandbox.guarded import PREAMBLE, say

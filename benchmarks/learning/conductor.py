@@ -1,66 +1,75 @@
-"""A conductor of 420,000 parameters over three scripted workers, before and after GRPO, beside its baselines.
+"""A conductor of 420,000 parameters over three scripted workers, before and after GRPO, beside its
+baselines.
 
     OMP_NUM_THREADS=1 python -m benchmarks.learning.conductor --world  # the world alone, seconds
     OMP_NUM_THREADS=1 python -m benchmarks.learning.conductor --json  # five reported seeds: about 10 minutes each
     OMP_NUM_THREADS=1 python -m benchmarks.learning.conductor --json --tuning  # the seeds that are not reported
     OMP_NUM_THREADS=1 python -m benchmarks.learning.conductor --json --variant names  # or another of the variants
 
-Appends a record for each run to `--records`; what is recorded is not run again. The figures are those of a sandbox; they
-say nothing about real models. The world is in `conductor_world.py`.
+Appends a record for each run to `--records`; what is recorded is not run again. The figures are
+those of a sandbox; they say nothing about real models. The world is in `conductor_world.py`.
 
-First protocol (`--variant unchecked`), written before any run of seeds 921 to 925, and missed: two of the three seeds that
-were run reached .90 and .91, the third .48, because its warm start sent .69 of the calls to the worker of their kind; and a
-worker of another wording than the only one of training cost a third of the score.
+First protocol (`--variant unchecked`), written before any run of seeds 921 to 925, and missed: two
+of the three seeds that were run reached .90 and .91, the third .48, because its warm start sent .69
+of the calls to the worker of their kind; and a worker of another wording than the only one of
+training cost a third of the score.
 
-Second protocol, written before any run of seeds 931 to 935. It differs in two things. The warm start is checked: it goes on in
-rounds until .90 of the calls go to the worker of their kind, six rounds at most. And the workers of warm start and training
-answer in six wordings. Everything was tried on the tuning seeds 1 to 3 alone.
+Second protocol, written before any run of seeds 931 to 935. It differs in two things. The warm
+start is checked: it goes on in rounds until .90 of the calls go to the worker of their kind, six
+rounds at most. And the workers of warm start and training answer in six wordings. Everything was
+tried on the tuning seeds 1 to 3 alone.
 
-1. World. Measured first, on all held-out questions: each worker alone at most .35, the oracle router of whole questions
-   at most .50, the right plan with random workers at most .25, the right plan 1.0.
-2. Policy. Two layers of width 128, words as tokens. Warm start: 225 steps of copying exercises and rounds of 450 steps of
-   scripted traces of mixed quality, about half of which end right. After each round, 128 training questions are sampled: the
-   last round is the first in which .90 of the calls go to the worker of their kind. Then 64 steps of `PromptR1Trainer` with 16
-   questions of 8 rollouts, the learning rate 1e-3, and Prompt-R1's reward. Pool order and names (A to F) are drawn for each
-   group.
-3. Seeds 931 to 935; 256 held-out questions about 40 countries that no training question names. Held-out questions have
-   fixed names, the same for all systems.
-4. Promise: exact match .85 on average over seeds, no seed below .80, each kind of question at least .70 over all seeds,
-   untrained at most .50; above every baseline at the same cost or a lower one, paired by question.
-5. Other pools, not trained further: digits wrong in .1 of the requests, in a wording that neither warm start nor training
-   had: .75.
-6. Reported with it: the share of calls that go to the worker of their kind, before and after; dollars and own tokens of a
-   question.
-7. The same with retyping instead of references (`--variant retyping`): .10 lower on questions that hand on values of one
-   word, .50 lower on records of twelve words.
+1. World. Measured first, on all held-out questions: each worker alone at most .35, the oracle
+   router of whole questions at most .50, the right plan with random workers at most .25, the right
+   plan 1.0.
+2. Policy. Two layers of width 128, words as tokens. Warm start: 225 steps of copying exercises and
+   rounds of 450 steps of scripted traces of mixed quality, about half of which end right. After
+   each round, 128 training questions are sampled: the last round is the first in which .90 of the
+   calls go to the worker of their kind. Then 64 steps of `PromptR1Trainer` with 16 questions of 8
+   rollouts, the learning rate 1e-3, and Prompt-R1's reward. Pool order and names (A to F) are drawn
+   for each group.
+3. Seeds 931 to 935; 256 held-out questions about 40 countries that no training question names.
+   Held-out questions have fixed names, the same for all systems.
+4. Promise: exact match .85 on average over seeds, no seed below .80, each kind of question at least
+   .70 over all seeds, untrained at most .50; above every baseline at the same cost or a lower one,
+   paired by question.
+5. Other pools, not trained further: digits wrong in .1 of the requests, in a wording that neither
+   warm start nor training had: .75.
+6. Reported with it: the share of calls that go to the worker of their kind, before and after;
+   dollars and own tokens of a question.
+7. The same with retyping instead of references (`--variant retyping`): .10 lower on questions that
+   hand on values of one word, .50 lower on records of twelve words.
 
-The further variants, written before any run of them. Each has a warm start of its own, the same seeds, questions and sizes,
-and differs only in this:
+The further variants, written before any run of them. Each has a warm start of its own, the same
+seeds, questions and sizes, and differs only in this:
 
-8. `--variant names`: 30 names in warm start and training; held-out questions under ten other names: .75. The ten names are
-   words of the copying exercises, and of no pool.
-9. `--variant budget`: a fourth worker, `rumours`, knows the same facts as `facts` for a sixth of the price and is wrong in
-   .15 of the calls, each time anew. Every row has a budget, which the prompt states: `low` or `high`, by turns. The warm
-   start chooses between the two with equal odds under either. From step 32 on a dollar costs 120 under `low` and
-   nothing under `high`. All held-out questions under each budget: `low` costs at most .60 of the dollars of `high`, exact
-   match at least .60 under `low` and .85 under `high`. Beside it, best-of-n of the twin on whole questions with the dollars
-   of `low` (n = 4) and of `high` (n = 9), and the right plan with each.
-10. `--variant outages`: half of the calls to `numbers` fail, in warm start, training and test, and the agent reads
-   `unavailable`. The warm start asks again; eight turns in place of six: .80.
-11. `--variant outages-failed`: the same outages, but a failed call fails its rollout. The run has to end by itself; exact
-   match of the questions that were answered, and of all without outages, is reported without a promise: the agent reads
-   nothing of outages and cannot learn to avoid them.
+8. `--variant names`: 30 names in warm start and training; held-out questions under ten other names:
+   .75. The ten names are words of the copying exercises, and of no pool.
+9. `--variant budget`: a fourth worker, `rumours`, knows the same facts as `facts` for a sixth of
+   the price and is wrong in .15 of the calls, each time anew. Every row has a budget, which the
+   prompt states: `low` or `high`, by turns. The warm start chooses between the two with equal odds
+   under either. From step 32 on a dollar costs 120 under `low` and nothing under `high`. All
+   held-out questions under each budget: `low` costs at most .60 of the dollars of `high`, exact
+   match at least .60 under `low` and .85 under `high`. Beside it, best-of-n of the twin on whole
+   questions with the dollars of `low` (n = 4) and of `high` (n = 9), and the right plan with each.
+10. `--variant outages`: half of the calls to `numbers` fail, in warm start, training and test, and
+   the agent reads `unavailable`. The warm start asks again; eight turns in place of six: .80.
+11. `--variant outages-failed`: the same outages, but a failed call fails its rollout. The run has
+   to end by itself; exact match of the questions that were answered, and of all without outages, is
+   reported without a promise: the agent reads nothing of outages and cannot learn to avoid them.
 
-On seed 931 the variants 8 to 10 missed their promises (.64; dollars as high under `low` as under `high`; .76). Third protocol,
-written before any run of seeds 941 to 943, with the promises above; tried on tuning seed 1 alone.
+On seed 931 the variants 8 to 10 missed their promises (.64; dollars as high under `low` as under
+`high`; .76). Third protocol, written before any run of seeds 941 to 943, with the promises above;
+tried on tuning seed 1 alone.
 
-12. `--variant names-longer` and `--variant outages-longer`: two rounds of imitation at least, which also show every name of
-   the vocabulary twice as often in the copying exercises.
-13. `--variant budget-early`: a dollar costs 200 under `low`, from the first step on. At the price of 120 the twin was hardly
-   worth its errors, and by the step at which dollars counted none was ever sampled but the dear one (so too from step 8 on).
-   The warm start imitates 450 steps without the twin first: with it from the beginning, tuning seed 1 still sent .35 of the
-   calls to a worker of their kind after four rounds. And it asks the twin in .7 of the calls under `low` and in .3 under
-   `high`: at equal odds the policy never read the budget.
+12. `--variant names-longer` and `--variant outages-longer`: two rounds of imitation at least, which
+   also show every name of the vocabulary twice as often in the copying exercises.
+13. `--variant budget-early`: a dollar costs 200 under `low`, from the first step on. At the price
+   of 120 the twin was hardly worth its errors, and by the step at which dollars counted none was
+   ever sampled but the dear one (so too from step 8 on). The warm start imitates 450 steps without
+   the twin first: with it from the beginning, tuning seed 1 still sent .35 of the calls to a worker
+   of their kind after four rounds. And it asks the twin in .7 of the calls under `low` and in .3
+   under `high`: at equal odds the policy never read the budget.
 """
 
 from __future__ import annotations
@@ -141,7 +150,7 @@ RIGHT_WORKER = 0.9
 """The share of calls that go to the worker of their kind, from which on RL begins."""
 SHARES_FILE = "shares.json"
 
-# --- the policy ------------------------------------------------------------------------------------------------------
+# --- the policy -----------------------------------------------------------------------------------
 
 
 def make_tokenizer(
@@ -282,7 +291,7 @@ def warm_up(
     return saved
 
 
-# --- runs ------------------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 
 def judge_workers(rollout: Rollout) -> list[bool]:
@@ -389,7 +398,9 @@ def train_conductor(
     seed: int,
     steps: int,
 ) -> tuple[list[dict[str, Any]], float]:
-    """Train a warm-started conductor by GRPO and save it; return the trainer's log and the seconds that it took."""
+    """Train a warm-started conductor by GRPO and save it; return the trainer's log and the seconds
+    that it took.
+    """
     from datasets import Dataset
 
     from agentic_prompting import PromptR1Config, PromptR1Trainer

@@ -1,8 +1,10 @@
-"""Scripted conductors in the environment of the conductor's sandbox: what its trained policy is compared with.
+"""Scripted conductors in the environment of the conductor's sandbox: what its trained policy is
+compared with.
 
-The systems of `agentic_prompting.evaluation.pool_systems` would give other results here: they take a worker's whole reply
-as the answer, where a script reads the value in its sentence, they draw by other seeds, and they ask the workers without
-the environment, whose outages and prices of a question these scripts are about.
+The systems of `agentic_prompting.evaluation.pool_systems` would give other results here: they take
+a worker's whole reply as the answer, where a script reads the value in its sentence, they draw by
+other seeds, and they ask the workers without the environment, whose outages and prices of a
+question these scripts are about.
 """
 
 from __future__ import annotations
@@ -105,7 +107,9 @@ async def route_evenly(episode: Episode, generator: random.Random) -> str:
 
 
 async def route_by_oracle(episode: Episode, generator: random.Random) -> str:
-    """The whole question goes to a worker that answers it rightly, if there is one: an upper bound of routing."""
+    """The whole question goes to a worker that answers it rightly, if there is one: an upper bound
+    of routing.
+    """
     answers = episode.rollout.row["answers"]
     for worker in DESCRIPTION:
         reply = episode.environment.pool[worker].model.answer(episode.question)
@@ -159,7 +163,9 @@ def follow_plan(choose_worker: Callable[[PlanStep, random.Random], str], tries: 
 
 
 def follow_plan_by_vote(worker: str, n: int) -> Script:
-    """The right plan, with `n` samples of one worker for each step about facts; a value is handed on as text."""
+    """The right plan, with `n` samples of one worker for each step about facts; a value is handed
+    on as text.
+    """
 
     async def script(episode: Episode, generator: random.Random) -> str:
         values: list[str] = []
@@ -201,7 +207,8 @@ BASELINES: Mapping[str, Script] = {
     "right plan": follow_plan(choose_expert),
 }
 
-# With the cheap twin: four samples cost as much as an answer under the budget `low`, nine as one under `high`.
+# With the cheap twin: four samples cost as much as an answer under the budget `low`, nine as one
+# under `high`.
 BUDGET_BASELINES: Mapping[str, Script] = {
     "facts alone": pass_on_to("facts"),
     "rumours alone": pass_on_to(TWIN),

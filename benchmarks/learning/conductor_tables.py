@@ -62,7 +62,9 @@ PROMISES = {
 RETYPING_LOSSES = {"hands on a value of one word": 0.10, "hands on a record of twelve": 0.50}
 """How much lower the protocol expects retyping to be than references, by what a question hands on."""
 MAX_DOLLAR_SHARE = 0.60
-"""Dollars under the budget `low` that the protocol expects at most, as a share of those under `high`."""
+"""Dollars under the budget `low` that the protocol expects at most, as a share of those under
+`high`.
+"""
 
 
 def of_variant(records: Sequence[Mapping[str, Any]], variant: str) -> list[Mapping[str, Any]]:
@@ -83,7 +85,9 @@ def by_kind(records: Sequence[Mapping[str, Any]], when: str = "after") -> dict[s
 
 
 def systems_table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Score and dollars of the conductor and of the baselines, and the difference to each, paired by seed."""
+    """Score and dollars of the conductor and of the baselines, and the difference to each, paired
+    by seed.
+    """
     records = of_variant(records, "references")
     if not records:
         return "no records"
@@ -167,7 +171,9 @@ def usd_of(runs: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def variants_table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Score and dollars of each variant's conductor under its conditions, with what the protocol expects."""
+    """Score and dollars of each variant's conductor under its conditions, with what the protocol
+    expects.
+    """
     rows = []
     for (variant, condition), title in CONDITION_TITLES.items():
         runs = of_variant(records, variant)
@@ -194,7 +200,9 @@ def judge_promise(is_kept: bool) -> str:
 
 
 def handed_on_by(question_type: str) -> str:
-    """What questions of this type pass from one worker to the next; empty if they take a single call."""
+    """What questions of this type pass from one worker to the next; empty if they take a single
+    call.
+    """
     if question_type == "record":
         return "hands on a record of twelve"
     # The name of a type has a letter for each of its calls.

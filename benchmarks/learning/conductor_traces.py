@@ -101,7 +101,9 @@ class TraceWriter:
         self.turns.append(f"<think> {thought} </think> <answer> {answer} </answer>")
 
     def describe(self, worker: str) -> str:
-        """A worker's description and name, in the order of the prompt, so that two layers can copy them."""
+        """A worker's description and name, in the order of the prompt, so that two layers can copy
+        them.
+        """
         return f"{self.environment.pool[worker].description} {self.names[worker]}"
 
     def describe_workers(self, calls: Sequence[WorkerCall]) -> str:
@@ -145,7 +147,9 @@ def write_plan(
     wrong_workers: bool = False,
     max_levels: int = 9,
 ) -> None:
-    """The calls of a plan, those that do not need each other in one turn; then the last value as the answer."""
+    """The calls of a plan, those that do not need each other in one turn; then the last value as
+    the answer.
+    """
     depths = sorted({step.depth for step in steps})[:max_levels]
     for depth in depths:
         level = [step for step in steps if step.depth == depth]

@@ -1,4 +1,6 @@
-"""The variants of the conductor's run: what each changes in the world, the warm start and the training."""
+"""The variants of the conductor's run: what each changes in the world, the warm start and the
+training.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class Variant:
     """The differences of a run from the one with references.
 
     Args:
-        retypes (`bool`): Whether the warm start types values again, instead of handing them on by reference.
+        retypes (`bool`): Whether the warm start types values again, instead of handing them on by
+            reference.
         names (`Sequence[str]`): Names of the workers in warm start and training.
         wordings (`Sequence[str]`): Wordings of the workers in warm start and training.
         has_twin (`bool`): Whether `facts` has a cheap and noisy twin, and each row a budget.
@@ -92,7 +95,8 @@ class Variant:
             facts ([`Facts`]): Their knowledge.
             names (`Sequence[str]`, *optional*): Other names than in training.
             down (`float`, *optional*): Another share of calls to `numbers` that fail.
-            **changed ([`ScriptedWorker`]): Workers that replace the usual ones, by their names in the pool.
+            **changed ([`ScriptedWorker`]): Workers that replace the usual ones, by their names in
+                the pool.
         """
         workers = {
             name: ScriptedWorker(facts, name, wordings=self.wordings) for name in DESCRIPTION

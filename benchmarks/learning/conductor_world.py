@@ -1,8 +1,10 @@
-"""A world for a conductor and three workers: facts about countries, digit sums, and the forms of the house.
+"""A world for a conductor and three workers: facts about countries, digit sums, and the forms of
+the house.
 
-A question is an expression: `("form", ("sum", ("code", "Kenya")))` is "what is the form for the digit sum of the code of
-Kenya ?". A worker knows the operations of its kind, applied to plain values. Asked for one of them with something else
-inside, it guesses, and a guess looks like an answer. Anything else it does not understand.
+A question is an expression: `("form", ("sum", ("code", "Kenya")))` is "what is the form for the
+digit sum of the code of Kenya ?". A worker knows the operations of its kind, applied to plain
+values. Asked for one of them with something else inside, it guesses, and a guess looks like an
+answer. Anything else it does not understand.
 
 Every text is made for a tokenizer that splits at spaces.
 """
@@ -145,7 +147,7 @@ class Facts:
         return str(self.apply(operation, *map(self.solve, arguments)))
 
 
-# --- expressions and texts -------------------------------------------------------------------------------------------
+# --- expressions and texts ------------------------------------------------------------------------
 
 
 def phrase(expression: Expression) -> str:
@@ -220,7 +222,7 @@ def plan_of(expression: Expression) -> list[PlanStep]:
     return steps
 
 
-# --- questions -------------------------------------------------------------------------------------------------------
+# --- questions ------------------------------------------------------------------------------------
 
 
 def _draw_expression(
@@ -268,7 +270,10 @@ def draw_rows(
 def make_split(
     seed: int, train: int, test: int, facts: Facts
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Questions about 128 countries, and about the 40 others. Each test question has its own, fixed pool and names."""
+    """Questions about 128 countries, and about the 40 others.
+
+    Each test question has its own, fixed pool and names.
+    """
     generator = random.Random(f"conductor {seed}")
     countries = generator.sample(facts.countries, len(facts.countries))
     train_rows = draw_rows(countries[HELD_OUT_COUNTRIES:], train, generator, facts)
@@ -277,7 +282,7 @@ def make_split(
     return train_rows, test_rows
 
 
-# --- workers ---------------------------------------------------------------------------------------------------------
+# --- workers --------------------------------------------------------------------------------------
 
 
 def read_value(reply: str) -> str | None:
@@ -300,16 +305,20 @@ def is_expert(member: str | None, operation: str) -> bool:
 
 
 class ScriptedWorker:
-    """A worker with one specialty, a [`ChatModel`]. It reads quoted replies (`#1 : the answer is 254 .`) as a large model does.
+    """A worker with one specialty, a [`ChatModel`].
+
+    It reads quoted replies (`#1 : the answer is 254 .`) as a large model does.
 
     Args:
         facts ([`Facts`]): Its knowledge.
         specialty (`str`): The operations that it knows: those of `facts`, `numbers` or `forms`.
-        noise (`float`, *optional*, defaults to `0.0`): The share of requests that it answers with a guess.
+        noise (`float`, *optional*, defaults to `0.0`): The share of requests that it answers with a
+            guess.
         down (`float`, *optional*, defaults to `0.0`): The share of calls that fail.
-        wordings (`Sequence[str]`, *optional*): Its answers, with `{value}`; the request decides which one.
-        resamples (`bool`, *optional*, defaults to `False`): Whether another call with the same request has guesses of
-            its own.
+        wordings (`Sequence[str]`, *optional*): Its answers, with `{value}`; the request decides
+            which one.
+        resamples (`bool`, *optional*, defaults to `False`): Whether another call with the same
+            request has guesses of its own.
     """
 
     def __init__(
@@ -370,7 +379,9 @@ class ScriptedWorker:
 
 
 class SandboxWorkers(Workers):
-    """[`Workers`] whose description a policy of two layers can copy from: each name follows its description."""
+    """[`Workers`] whose description a policy of two layers can copy from: each name follows its
+    description.
+    """
 
     def describe(self, workers: Mapping[str, str], row: Mapping[str, Any]) -> str:
         words = ["workers :"]
@@ -395,8 +406,10 @@ def make_environment(
         facts ([`Facts`]): Their knowledge.
         names (`Iterable[str]`, *optional*): Names to draw from.
         unavailable (`str`, *optional*): As in [`Workers`].
-        has_twin (`bool`, *optional*, defaults to `False`): Whether there is a cheap and noisy twin of `facts`.
-        **changed ([`ScriptedWorker`]): Workers that replace the usual ones, by their names in the pool.
+        has_twin (`bool`, *optional*, defaults to `False`): Whether there is a cheap and noisy twin
+            of `facts`.
+        **changed ([`ScriptedWorker`]): Workers that replace the usual ones, by their names in the
+            pool.
     """
     pool = {}
     for name, description in DESCRIPTION.items():

@@ -4,9 +4,10 @@
     python -m benchmarks.learning.espl_figures --pair hmmt --draw figures  # Figures 1, 8, 11 to 15
     python -m benchmarks.learning.espl_figures --sandbox --draw figures  # trains and draws, on two cores, in minutes
 
-A run is a folder `runs/espl/PAIR/VARIANT` that ESPLTrainer wrote (`trainer_state.json` with held-out rewards,
-`population.json`), or the checkpoint of `evolve` with `eval_every` and `eval_all`. Prints one JSON object, which
-gives the reason for each figure whose runs are missing. The sandbox's figures say nothing about real models.
+A run is a folder `runs/espl/PAIR/VARIANT` that ESPLTrainer wrote (`trainer_state.json` with
+held-out rewards, `population.json`), or the checkpoint of `evolve` with `eval_every` and
+`eval_all`. Prints one JSON object, which gives the reason for each figure whose runs are missing.
+The sandbox's figures say nothing about real models.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ VARIANTS: dict[str, list[str]] = {
     "joint": ["--p_crossover", "0.2"],
     "mutation_only": ["--p_crossover", "0.0"],
     "policy_edits": ["--reflector", "policy"],
-    # GRPO: advantages divided by the deviation, 1/|o| inside the sum; CISPO: clipped weights, a mean over all tokens.
+    # GRPO: advantages divided by the deviation, 1/|o| inside the sum; CISPO: clipped weights, a
+    # mean over all tokens.
     "rl_grpo": ["--mode", "rl", "--loss_type", "grpo", "--scale_rewards", "group"],
     "rl_cispo": shlex.split("--mode rl --loss_type cispo --scale_rewards group --epsilon_high 5.0"),
     "evolution": ["--mode", "evolution"],
@@ -49,7 +51,9 @@ VARIANTS: dict[str, list[str]] = {
 
 
 class Figure(NamedTuple):
-    """A figure of the paper: its title, its form (`bars`, `curves` or `ratings`), and the variants that it compares."""
+    """A figure of the paper: its title, its form (`bars`, `curves` or `ratings`), and the variants
+    that it compares.
+    """
 
     title: str
     form: str
@@ -82,11 +86,14 @@ def command(pair: str, variant: str, runs: Path, options: Sequence[str] = ()) ->
     return ["espl", *paths, *variant_options, *options]
 
 
-# The results of a run ------------------------------------------------------------------------------------------------
+# The results of a run
+# ------------------------------------------------------------------------------------------------
 
 
 def curve_of(run: Path) -> list[tuple[int, float]]:
-    """Step and mean held-out reward, read from a trainer's folder or from `evolve`'s checkpoint in it."""
+    """Step and mean held-out reward, read from a trainer's folder or from `evolve`'s checkpoint in
+    it.
+    """
     trainer_state = run / "trainer_state.json"
     if trainer_state.exists():
         log = json.loads(trainer_state.read_text(encoding="utf-8"))["log_history"]
@@ -183,7 +190,8 @@ def draw(figure: Figure, values: Mapping[str, Any], path: Path, title: str) -> N
     picture.savefig(path, dpi=110)
 
 
-# The sandbox, and the command line -----------------------------------------------------------------------------------
+# The sandbox, and the command line
+# -----------------------------------------------------------------------------------
 
 SANDBOX = shlex.split(
     "--seed 0 --n_test 64 --eval_strategy steps --per_device_eval_batch_size 64 --eval_all true"
@@ -224,7 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     figures = {name: FIGURES[name] for name in options.figures}
     runs = {name: options.runs / pair / name for name in VARIANTS}
 
-    # Variants of these figures without a finished run: trained here in the sandbox, else named with their commands.
+    # Variants of these figures without a finished run: trained here in the sandbox, else named with
+    # their commands.
     needed = dict.fromkeys(chain.from_iterable(figure.variants for figure in figures.values()))
     missing = [name for name in needed if not curve_of(runs[name])]
     if options.sandbox:

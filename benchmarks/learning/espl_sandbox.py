@@ -1,4 +1,5 @@
-"""E-SPL in its sandbox: the time that evolution adds to a training step; and rank correlations of ratings and scores.
+"""E-SPL in its sandbox: the time that evolution adds to a training step; and rank correlations of
+ratings and scores.
 
     python -m benchmarks.learning.espl_sandbox --json  # the step, on one seed
 
@@ -22,7 +23,7 @@ from benchmarks.lab import ESPL, interval, markdown, settings, shown, train
 SEED = 321
 
 
-# --- pure: rank correlations --------------------------------------------------------------------------------------
+# --- pure: rank correlations ----------------------------------------------------------------------
 
 
 def spearman(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -43,7 +44,9 @@ def partial(ab: float, ac: float, bc: float) -> float:
 
 
 def correlations(rated: Sequence[tuple[float, float, int]]) -> dict[str, float]:
-    """Rank correlations with the held-out score: the rating's, the birth order's, and the rating's at fixed order."""
+    """Rank correlations with the held-out score: the rating's, the birth order's, and the rating's
+    at fixed order.
+    """
     mu, score, birth = (list(column) for column in zip(*rated, strict=True))
     rating = spearman(mu, score)
     born = spearman(birth, score)
@@ -76,14 +79,16 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
     return f"{markdown(('', 'Spearman with exact match [95 %]', 'by seed'), rows)}\n\n{text}"
 
 
-# --- runs ---------------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 
 def measure_overhead(folder: Path, rounds: int, steps: int) -> dict[str, float]:
-    """Median step times of `joint` and `rl` on the very same rollouts, run in turns on the same machine.
+    """Median step times of `joint` and `rl` on the very same rollouts, run in turns on the same
+    machine.
 
-    The reference LLM answers after 50 ms a call and edits nothing, so that prompts and sampled tokens stay those of
-    `rl`. The two differ in E-SPL's work alone, not in the length of the rollouts.
+    The reference LLM answers after 50 ms a call and edits nothing, so that prompts and sampled
+    tokens stay those of `rl`. The two differ in E-SPL's work alone, not in the length of the
+    rollouts.
     """
     from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, PromptR1Reward
     from agentic_prompting.llm import ScriptedChat

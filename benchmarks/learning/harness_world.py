@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 python -m benchmarks.learning.harness_world --json  # three reported seeds, two harnesses: hours
     OMP_NUM_THREADS=1 python -m benchmarks.learning.harness_world --json --quick  # a tuning seed: minutes
 
-Needs `make foreign`. Appends a record for each run to `--records`; what is recorded is not run again. The figures are
-those of policies of less than a million parameters and a task of one word; they say nothing about real models. The
-last line of `--json` holds `rows`: exact match before and after, by harness.
+Needs `make foreign`. Appends a record for each run to `--records`; what is recorded is not run
+again. The figures are those of policies of less than a million parameters and a task of one word;
+they say nothing about real models. The last line of `--json` holds `rows`: exact match before and
+after, by harness.
 """
 
 from __future__ import annotations
@@ -66,11 +67,13 @@ Entries = Sequence[Mapping[str, Any]]
 Parts = list[tuple[str, bool]]
 
 
-# --- the world --------------------------------------------------------------------------------------------------------
+# --- the world ------------------------------------------------------------------------------------
 
 
 def draw_world(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Rows to train on and rows that are held out: every thing once, in a wording that it has nowhere else."""
+    """Rows to train on and rows that are held out: every thing once, in a wording that it has
+    nowhere else.
+    """
     draw = random.Random(f"world {seed}")
     words = dict(zip(THINGS, draw.sample(WORDS, len(WORDS)), strict=True))
     held_out = {thing: draw.choice(WORDINGS) for thing in THINGS}
@@ -123,7 +126,7 @@ def record(program: CommandProgram, question: str) -> Parts:
     return parts
 
 
-# --- the policy -------------------------------------------------------------------------------------------------------
+# --- the policy -----------------------------------------------------------------------------------
 
 
 def make_policy(
@@ -166,9 +169,10 @@ def warm_start(
 ) -> float:
     """Imitate the recorded rollout, with questions of the world: the loss.
 
-    In the first half of the steps without the harness's own prompt, with which all rows' conversations begin, and with
-    the right words: behind the whole prompt no policy of this size finds the thing in so few steps. Then with that
-    prompt, and with words that are right as often as the protocol says.
+    In the first half of the steps without the harness's own prompt, with which all rows'
+    conversations begin, and with the right words: behind the whole prompt no policy of this size
+    finds the thing in so few steps. Then with that prompt, and with words that are right as often
+    as the protocol says.
     """
     import torch
 
@@ -176,7 +180,8 @@ def warm_start(
     loss = torch.zeros(())
     optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=steps)
-    # Ids and labels of the rollout for every question and word, and the ids with which all of them begin.
+    # Ids and labels of the rollout for every question and word, and the ids with which all of them
+    # begin.
     examples: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
     for row, word in product(rows, WORDS):
         examples[row["question"], word] = _imitated(tokenizer, parts, question, row, word)
@@ -233,7 +238,7 @@ def _imitated(
     return ids, labels
 
 
-# --- a run ------------------------------------------------------------------------------------------------------------
+# --- a run ----------------------------------------------------------------------------------------
 
 
 class CountingProgram(CommandProgram):

@@ -1,15 +1,18 @@
-"""Do the verdicts of `headroom` hold? Simulated tasks whose true gain, signal and ceiling are known.
+"""Do the verdicts of `headroom` hold? Simulated tasks whose true gain, signal and ceiling are
+known.
 
     python -m benchmarks.learning.headroom           # tables; 1,000 tasks a cell, about ten minutes of one core
     python -m benchmarks.learning.headroom --json    # the same as JSON
     python -m benchmarks.learning.headroom --quick   # few tasks and cells: that it runs
 
-Prompts: 12 on 20 rows, then the start prompt and the challenger on 136 fresh rows (512 calls); undecided ones get one
-top-up of as many fresh rows as they need, 800 at most. A row has a difficulty from a beta distribution around the
-base accuracy; a prompt shifts the logit of all rows so that its mean over the population of rows is base + effect.
-Effects have the standard deviation `spread`: normal, heavy-tailed, one good (or bad) prompt in ten; or the start prompt
-is no draw from the proposals but 10 points above or below them. `interaction` adds noise to each pair of row and
-prompt, `graded` scores are between 0 and 1.
+Prompts: 12 on 20 rows, then the start prompt and the challenger on 136 fresh rows (512 calls);
+    undecided ones get one
+top-up of as many fresh rows as they need, 800 at most. A row has a difficulty from a beta
+distribution around the base accuracy; a prompt shifts the logit of all rows so that its mean over
+the population of rows is base + effect. Effects have the standard deviation `spread`: normal,
+heavy-tailed, one good (or bad) prompt in ten; or the start prompt is no draw from the proposals but
+10 points above or below them. `interaction` adds noise to each pair of row and prompt, `graded`
+scores are between 0 and 1.
 
 A table's row pools the base accuracies, which are cells of their own in the JSON.
 """
@@ -51,7 +54,7 @@ MIDDLE = (0.3, 0.5, 0.7)
 FURTHER = 20
 
 
-# --- prompts --------------------------------------------------------------------------------------------------------
+# --- prompts --------------------------------------------------------------------------------------
 
 
 def normal(rng: np.random.Generator, size: int) -> np.ndarray:
@@ -83,8 +86,10 @@ class World:
         spread (`float`): The standard deviation between prompts.
         effects (`Callable`): The form of their distribution.
         start (`float`, *optional*): The start prompt's effect, if it is no draw from the proposals.
-        interaction (`float`): The standard deviation of noise in logits on each pair of row and prompt.
-        graded (`float`, *optional*): Scores are beta-distributed with this concentration instead of 0 or 1.
+        interaction (`float`): The standard deviation of noise in logits on each pair of row and
+            prompt.
+        graded (`float`, *optional*): Scores are beta-distributed with this concentration instead of
+            0 or 1.
     """
 
     base: float
@@ -103,7 +108,8 @@ class World:
 
     def make_sampler(self) -> Callable[[np.random.Generator, np.ndarray, int], np.ndarray]:
         """A function that draws the scores of prompts with given means on new rows."""
-        # The mean score that a shift of all logits leads to, over the population of rows: to be inverted.
+        # The mean score that a shift of all logits leads to, over the population of rows: to be
+        # inverted.
         quantiles = (np.arange(300) + 0.5) / 300
         rows = stats.beta.ppf(quantiles, self.base, 1 - self.base).clip(1e-6, 1 - 1e-6)
         nodes, weights = np.polynomial.hermite_e.hermegauss(9)
@@ -189,9 +195,10 @@ def simulate_prompts(world: World, tasks: int, seed: Sequence[int]) -> dict[str,
     """Coverage and verdicts in one cell.
 
     Returns:
-        `dict`: `coverage` of the interval of the chosen prompt's gain; its `bias` and `width`; by `delta` the shares of
-            verdicts before and after the top-up, of wrong ones, and of right ones where the chosen prompt truly gains
-            0.10 (`power`, of `gaining` tasks); the F test's share below .05 and the coverage of `expect_further`.
+        `dict`: `coverage` of the interval of the chosen prompt's gain; its `bias` and `width`; by
+            `delta` the shares of verdicts before and after the top-up, of wrong ones, and of right
+            ones where the chosen prompt truly gains 0.10 (`power`, of `gaining` tasks); the F
+            test's share below .05 and the coverage of `expect_further`.
     """
     rng = np.random.default_rng(seed)
     plan = plan_stages(CALLS, PROMPTS, ROWS)
@@ -275,7 +282,9 @@ def _expected_best(world: World) -> float:
 
 
 def simulate_router(tasks: int, seed: int = 5) -> list[dict[str, Any]]:
-    """How often a router of prompts seems to gain, where prompts differ in nothing, in their means, or by row."""
+    """How often a router of prompts seems to gain, where prompts differ in nothing, in their means,
+    or by row.
+    """
     cells = []
     for name, world in (
         ("no difference", World(0.5, 0.0)),
@@ -310,7 +319,7 @@ def _score_twice(
     return first, second
 
 
-# --- groups ---------------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------
 
 SIGNALS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "mixed": lambda rng, n: np.where(rng.random(n) < 0.3, rng.random(n) < 0.5, rng.beta(1, 1, n)),
@@ -324,7 +333,9 @@ SIGNALS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 
 
 def simulate_groups(tasks: int, quick: bool) -> list[dict[str, Any]]:
-    """Coverage of the share of differing groups and of pass@k, for measured sizes g and planned sizes G <= g."""
+    """Coverage of the share of differing groups and of pass@k, for measured sizes g and planned
+    sizes G <= g.
+    """
     group_sizes = (4,) if quick else (4, 8)
     row_counts = (32,) if quick else (32, 64, 128)
     cells = []
@@ -379,7 +390,7 @@ def _holds(interval: Estimate, truth: float) -> bool:
     return interval.low - 1e-9 <= truth <= interval.high
 
 
-# --- ceilings -------------------------------------------------------------------------------------------------------
+# --- ceilings -------------------------------------------------------------------------------------
 
 
 def simulate_ceilings(tasks: int, quick: bool, rows: int = 64) -> list[dict[str, Any]]:
@@ -437,7 +448,7 @@ def _chances(
     return special.expit(difficulty + spread * rng.standard_normal((rows, choices)))
 
 
-# --- all of it ------------------------------------------------------------------------------------------------------
+# --- all of it ------------------------------------------------------------------------------------
 
 
 def simulate(tasks: int, quick: bool = False) -> dict[str, Any]:
@@ -528,7 +539,8 @@ def as_tables(result: dict[str, Any]) -> str:
     """The cells as text, bases pooled."""
     lines = [json.dumps(result["summary"], indent=2), ""]
     lines.append(
-        "family, spread | coverage mean/least/most | worth it | not, undecided at 0.10 | after top-up | further"
+        "family, spread | coverage mean/least/most | worth it | not, undecided at 0.10 | after "
+        "top-up | further"
     )
     families: dict[tuple[str, float], list[dict[str, Any]]] = {}
     for cell in result["prompts"]:
@@ -541,8 +553,9 @@ def as_tables(result: dict[str, Any]) -> str:
         still_undecided = np.mean(_figures(cells, "0.10 after top-up", "cannot tell"))
         further = np.mean(_figures(cells, "further_coverage"))
         lines.append(
-            f"{family}, {spread:g} | {np.mean(coverage):.3f}/{min(coverage):.3f}/{max(coverage):.3f} | "
-            f"{worth:.2f} | {not_worth:.2f}, {undecided:.2f} | {still_undecided:.2f} | {further:.2f}"
+            f"{family}, {spread:g} | "
+            f"{np.mean(coverage):.3f}/{min(coverage):.3f}/{max(coverage):.3f} | {worth:.2f} | "
+            f"{not_worth:.2f}, {undecided:.2f} | {still_undecided:.2f} | {further:.2f}"
         )
     for name in ("router", "groups", "ceilings"):
         lines += ["", name]

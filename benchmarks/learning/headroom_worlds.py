@@ -1,61 +1,74 @@
-"""What `headroom` says of the sandbox's worlds, and what is true there. **Sandbox**: nothing about real models.
+"""What `headroom` says of the sandbox's worlds, and what is true there.
+
+**Sandbox**: nothing about real models.
 
     python -m benchmarks.learning.headroom_worlds              # what is missing of 20 seeds; about 30 minutes
     python -m benchmarks.learning.headroom_worlds --report     # the tables, from records/headroom.jsonl.gz
     python -m benchmarks.learning.headroom_worlds --parts demo --seeds 2 --records /tmp/two.jsonl.gz
 
-E-SPL's sandbox: an agent behind a chat model, of which only the system prompt can change. In `rules` some facts are
-given only to requests that carry a word, which a prompt can state; in `unguarded` no fact is guarded, and the prompts
-state words and nothing else, so that none can help; in `misleading` the start prompt gives words that are out of date.
-`habits`, by name, has an agent that heeds no way to proceed; prompts move it all the same. In `unread` no fact is
-guarded and the agent reads the start prompt, whichever prompt it is given. A draw has rules and prompts of its own; the
-agent is one for each world. The eleven challengers are what a reflector that is often wrong might write: each states
-some words, right or wrong, and most of them a way to proceed. `truth` is the gain of the chosen prompt over all 840
-questions.
+E-SPL's sandbox: an agent behind a chat model, of which only the system prompt can change. In
+`rules` some facts are given only to requests that carry a word, which a prompt can state; in
+`unguarded` no fact is guarded, and the prompts state words and nothing else, so that none can help;
+in `misleading` the start prompt gives words that are out of date. `habits`, by name, has an agent
+that heeds no way to proceed; prompts move it all the same. In `unread` no fact is guarded and the
+agent reads the start prompt, whichever prompt it is given. A draw has rules and prompts of its own;
+the agent is one for each world. The eleven challengers are what a reflector that is often wrong
+might write: each states some words, right or wrong, and most of them a way to proceed. `truth` is
+the gain of the chosen prompt over all 840 questions.
 
-Prompt-R1's demo: its warm start (seed 42) and its oracle. The floor is pass@1 on 64 of the 256 held-out questions,
-whose recorded score before training is in `records/demo.jsonl.gz`. The signal is the share of differing groups on 64
-training questions under the reward of the training; the trainer itself plays 256 groups at a learning rate of 0.
+Prompt-R1's demo: its warm start (seed 42) and its oracle. The floor is pass@1 on 64 of the 256
+held-out questions, whose recorded score before training is in `records/demo.jsonl.gz`. The signal
+is the share of differing groups on 64 training questions under the reward of the training; the
+trainer itself plays 256 groups at a learning rate of 0.
 
-First protocol, written before its runs. Seeds 0 to 19; `delta` 0.10; 512 calls and a top-up of 800 at most for prompts;
-all seeds are reported. The truth is of one answer to each question under both prompts. A verdict is wrong if it is
-"worth it" and the truth is 0 or less, or "not worth it" and the truth is 0.10 or more. The promise is kept if
+First protocol, written before its runs. Seeds 0 to 19; `delta` 0.10; 512 calls and a top-up of 800
+at most for prompts; all seeds are reported. The truth is of one answer to each question under both
+prompts. A verdict is wrong if it is "worth it" and the truth is 0 or less, or "not worth it" and
+the truth is 0.10 or more. The promise is kept if
 
 1. `rules`: "worth it" in 18 of 20 draws at least,
 2. `unguarded`: "not worth it" in 16 of 20 at least, "worth it" in 1 at most,
 3. `misleading`: a wrong verdict in 1 of 20 at most,
 4. each of these worlds: the interval holds the truth in 17 of 20 at least,
-5. demo: the interval of pass@1 holds the recorded score before training in 17 of 20 at least, and the interval of
-   differing groups holds the trainer's share in 17 of 20 at least,
-6. demo: the recorded score after training is above the ceiling of a single request, because the agent asks several
-   times: headroom must not say "not worth it" in any draw.
+5. demo: the interval of pass@1 holds the recorded score before training in 17 of 20 at least, and
+   the interval of differing groups holds the trainer's share in 17 of 20 at least,
+6. demo: the recorded score after training is above the ceiling of a single request, because the
+   agent asks several times: headroom must not say "not worth it" in any draw.
 
-The runs missed 2 (7 of 20), 4 (`rules`, 15 of 20) and 5 (the floor, 14 of 20). Why, as far as was found:
+The runs missed 2 (7 of 20), 4 (`rules`, 15 of 20) and 5 (the floor, 14 of 20). Why, as far as was
+found:
 
-- 4: the agent's seeds were made of the last eight bytes of a conversation. The 840 questions had 109 seeds, and the
-  errors of two questions with one seed had a correlation of 0.41 (`rules`, seed 10, ten answers to each question): rows
-  were taken as independent and were not, in the measurement and still more in the truth, which had one answer to each
-  question and was compared as if it had no error. Together this makes 85 % of 95 %, and the three worlds' intervals hold
-  51 of 60. Mended in `rollout_seed`; with it the correlation is -0.01.
-- 5: the recorded score before training is of one rollout of 256 questions, with a standard error of 0.029. The mean of
-  16 further rollouts of each is 0.327, which is also the mean of the 20 draws. All draws were compared with one error.
-- 2: prompts change what this agent does even where no word is needed. It asks for one fact at a time as often under the
-  start prompt as under four stated words, and is then right in 81 and 95 % (`unguarded`, seed 4, 420 questions).
+- 4: the agent's seeds were made of the last eight bytes of a conversation. The 840 questions had
+  109 seeds, and the errors of two questions with one seed had a correlation of 0.41 (`rules`, seed
+  10, ten answers to each question): rows were taken as independent and were not, in the measurement
+  and still more in the truth, which had one answer to each question and was compared as if it had
+  no error. Together this makes 85 % of 95 %, and the three worlds' intervals hold 51 of 60. Mended
+  in `rollout_seed`; with it the correlation is -0.01.
+- 5: the recorded score before training is of one rollout of 256 questions, with a standard error of
+  0.029. The mean of 16 further rollouts of each is 0.327, which is also the mean of the 20 draws.
+  All draws were compared with one error.
+- 2: prompts change what this agent does even where no word is needed. It asks for one fact at a
+  time as often under the start prompt as under four stated words, and is then right in 81 and 95 %
+  (`unguarded`, seed 4, 420 questions).
 
-Second protocol, written before its runs, for the mended seeds. Seeds 20 to 39; `delta`, calls and top-up as before; all
-seeds are reported. The truth of `rules` and `misleading` is the mean of two answers to each of the 840 questions under
-both prompts; its standard error, from the differences between the two, is recorded. The demo's floor is compared with
-the mean of 16 rollouts of each of the 256 questions, by seeds 1000 to 1015. An interval holds a truth if it does so
-after its half-width h is widened to sqrt(h^2 + (1.96 e)^2), where e is the standard error of the truth. `unread`
-replaces `unguarded`: the benchmark asserts that the agent reads the same conversation under all prompts of a draw, so
-that its truth is 0. Each prompt draws samples of its own. The promise is kept if
+Second protocol, written before its runs, for the mended seeds. Seeds 20 to 39; `delta`, calls and
+top-up as before; all seeds are reported. The truth of `rules` and `misleading` is the mean of two
+answers to each of the 840 questions under both prompts; its standard error, from the differences
+between the two, is recorded. The demo's floor is compared with the mean of 16 rollouts of each of
+the 256 questions, by seeds 1000 to 1015. An interval holds a truth if it does so after its
+half-width h is widened to sqrt(h^2 + (1.96 e)^2), where e is the standard error of the truth.
+`unread` replaces `unguarded`: the benchmark asserts that the agent reads the same conversation
+under all prompts of a draw, so that its truth is 0. Each prompt draws samples of its own. The
+promise is kept if
 
 1. `rules`: "worth it" in all draws but 2 at most of those whose truth is 0.10 or more,
-2. `unread`: "not worth it" in 16 of 20 at least (the simulation says 91 to 95 %), "worth it" in 2 at most (3 to 4 %),
+2. `unread`: "not worth it" in 16 of 20 at least (the simulation says 91 to 95 %), "worth it" in 2
+   at most (3 to 4 %),
 3. `misleading`: a wrong verdict in 1 of 20 at most,
-4. each of these worlds: the interval holds the truth in 17 of 20 at least, and in 53 of the 60 together,
-5. demo: the interval of pass@1 holds the mean of the 16 in 17 of 20 at least, and the interval of differing groups
-   holds the trainer's share in 17 of 20 at least,
+4. each of these worlds: the interval holds the truth in 17 of 20 at least, and in 53 of the 60
+   together,
+5. demo: the interval of pass@1 holds the mean of the 16 in 17 of 20 at least, and the interval of
+   differing groups holds the trainer's share in 17 of 20 at least,
 6. demo: "not worth it" in no draw.
 
 A measurement that covers in 95 % misses 17 of 20 in one of 63 worlds, and 53 of 60 in one of 100.
@@ -106,11 +119,13 @@ NOT_RECORDED = "No run of it has been recorded yet."
 Entry = Mapping[str, Any]
 
 
-# --- measuring ------------------------------------------------------------------------------------------------------
+# --- measuring ------------------------------------------------------------------------------------
 
 
 def challengers(world: str, rules: Mapping[str, str], rng: random.Random) -> list[str]:
-    """Prompts that a reflector might write: words for some of the guarded relations, and how to proceed."""
+    """Prompts that a reflector might write: words for some of the guarded relations, and how to
+    proceed.
+    """
     from agentic_prompting.evolution import SystemPrompt
     from agentic_prompting.sandbox.guarded import HASTY, PREAMBLE, STEPWISE, WHOLE, WORDS, say
     from agentic_prompting.sandbox.world import sought
@@ -200,7 +215,8 @@ def outdated_principles(rules: Mapping[str, str], rng: random.Random) -> tuple[s
 
 
 class UnreadPrompts:
-    """A chat model that reads one system prompt, whichever it is given: all prompts have the same true score.
+    """A chat model that reads one system prompt, whichever it is given: all prompts have the same
+    true score.
 
     Each prompt draws samples of its own, so that their measured scores differ by chance.
 
@@ -231,7 +247,9 @@ class UnreadPrompts:
 
 
 def assert_no_headroom(chat: UnreadPrompts, prompts: Sequence[str], rows: Sequence[Entry]) -> None:
-    """Check that the model reads the same conversation under all prompts, and under none, for each row."""
+    """Check that the model reads the same conversation under all prompts, and under none, for each
+    row.
+    """
     from agentic_prompting.llm import with_system
 
     for row in rows:
@@ -258,7 +276,9 @@ def true_gain(
 
 
 def error_of_answers(scores: np.ndarray) -> float:
-    """The standard error of the mean of a table of repeats and rows, whose rows are all that there are."""
+    """The standard error of the mean of a table of repeats and rows, whose rows are all that there
+    are.
+    """
     repeats, rows = scores.shape
     return math.sqrt(float(scores.var(axis=0, ddof=1).sum()) / repeats) / rows
 
@@ -334,7 +354,9 @@ def measure_demo(seeds: Sequence[int], folder: Path, keep: Callable[[Entry], Non
 
 
 def measure_floor(folder: Path, keep: Callable[[Entry], None]) -> None:
-    """Let the demo's untrained agent answer each held-out question several times: the truth of its floor."""
+    """Let the demo's untrained agent answer each held-out question several times: the truth of its
+    floor.
+    """
     from agentic_prompting import LLMEnvironment, PromptAgent
     from agentic_prompting.rewards import exact_match
     from agentic_prompting.sandbox import Oracle
@@ -389,7 +411,7 @@ def measure_trainer(folder: Path, keep: Callable[[Entry], None]) -> None:
     )
 
 
-# --- the records' tables --------------------------------------------------------------------------------------------
+# --- the records' tables --------------------------------------------------------------------------
 
 
 def is_wrong(draw: Entry) -> bool:

@@ -1,14 +1,15 @@
-"""Is one reflection call as good as the paper's many? E-SPL against itself, GEPA and RL: see docs/evidence.md.
+"""Is one reflection call as good as the paper's many? E-SPL against itself, GEPA and RL: see
+docs/evidence.md.
 
     python -m benchmarks.learning.league --json  # hours; run it twice at once for two processes
     python -m benchmarks.learning.league --report --json  # what the cells say so far, without running any
     python -m benchmarks.learning.league --json --quick  # some minutes: a few cells of tuning seeds, fewer steps
 
-A cell is a method in a world, with a reflector, on a seed (`league_cell.py`). Each is written to a file of its own in
-`--folder` when it is done, so that a run that is stopped or killed loses at most the cell it was at; the same command
-goes on, and a second process takes the cells that the first one is not at. With `--collect` the cells are put together
-into `records/`, from which `benchmarks/recompute.py` makes every figure of the pages, and from which another machine
-goes on.
+A cell is a method in a world, with a reflector, on a seed (`league_cell.py`). Each is written to a
+file of its own in `--folder` when it is done, so that a run that is stopped or killed loses at most
+the cell it was at; the same command goes on, and a second process takes the cells that the first
+one is not at. With `--collect` the cells are put together into `records/`, from which
+`benchmarks/recompute.py` makes every figure of the pages, and from which another machine goes on.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ GOOD = 0.8
 BATCHES = 3
 """Calls are counted until the mean of so many batches has the exact match `GOOD`."""
 
-# What would count against us, the outcome that decides it, its lower bound, and what that must be above.
+# What would count against us, the outcome that decides it, its lower bound, and what that must be
+# above.
 AGAINST = (
     (
         f"one call is worse than joint training by more than {MARGIN}, or that cannot be excluded",
@@ -86,7 +88,9 @@ FURTHER = {
     "joint_minus_gepa": "Not asked by the protocol: joint training minus GEPA, then GRPO",
     "imitation_minus_joint": "Imitation minus its teacher",
     "on_policy_minus_joint": "On-policy distillation, with a teacher that moved, minus its teacher",
-    "on_policy_minus_imitation": "On-policy distillation, with a teacher that moved, minus imitation",
+    (
+        "on_policy_minus_imitation"
+    ): "On-policy distillation, with a teacher that moved, minus imitation",
 }
 # Weights and prompt that are scored besides the trained weights under the final prompt.
 OTHERS = ("base, first", "base, final", "trained, first")
@@ -111,7 +115,7 @@ def cells(seeds: Sequence[int] = SEEDS) -> Iterator[Cell]:
         yield world, reflector, seed, method
 
 
-# --- pure: what the cells say -------------------------------------------------------------------------------------
+# --- pure: what the cells say ---------------------------------------------------------------------
 
 
 RecordsByCell = Mapping[Cell, Mapping[str, Any]]
@@ -133,7 +137,8 @@ def difference(
     """Exact match of a method minus another's: the mean over the settings, paired by seed.
 
     Returns:
-        `dict`: `mean`, `low`, `high` (95 %), `low_one_sided` (95 %), and `n`, the seeds that have all of these cells.
+        `dict`: `mean`, `low`, `high` (95 %), `low_one_sided` (95 %), and `n`, the seeds that have
+        all of these cells.
     """
     values = []
     for seed in sorted({seed for _, _, seed, _ in records}):
@@ -154,7 +159,9 @@ def difference(
 
 
 def complete(records: RecordsByCell, methods: Sequence[str]) -> list[tuple[str, str]]:
-    """The settings that have the cells of these methods on all seeds: those that the primary outcome is about."""
+    """The settings that have the cells of these methods on all seeds: those that the primary
+    outcome is about.
+    """
     settings = []
     for setting in SETTINGS:
         expected = {(*setting, seed, method) for seed, method in product(SEEDS, methods)}
@@ -164,7 +171,9 @@ def complete(records: RecordsByCell, methods: Sequence[str]) -> list[tuple[str, 
 
 
 def calls_until_good(curve: Sequence[tuple[int, float]]) -> int | None:
-    """The calls made when the mean exact match of the latest batches first reached `GOOD`; `None` if it never did."""
+    """The calls made when the mean exact match of the latest batches first reached `GOOD`; `None`
+    if it never did.
+    """
     for end in range(BATCHES, len(curve) + 1):
         if statistics.fmean(score for _, score in curve[end - BATCHES : end]) >= GOOD:
             return curve[end - 1][0]
@@ -172,7 +181,9 @@ def calls_until_good(curve: Sequence[tuple[int, float]]) -> int | None:
 
 
 def unlocked(record: Mapping[str, Any]) -> int:
-    """Guarded relations that a question may end on and that the agent gets right more often than not."""
+    """Guarded relations that a question may end on and that the agent gets right more often than
+    not.
+    """
     right: dict[str, list[bool]] = {}
     for correct, relation in zip(record["correct"], record["ends"], strict=True):
         right.setdefault(relation, []).append(correct == "1")
@@ -252,7 +263,9 @@ def outcomes(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def verdicts(records: Sequence[Mapping[str, Any]]) -> str:
-    """The outcomes that the protocol counts against us, first; then the other ones and what was not run."""
+    """The outcomes that the protocol counts against us, first; then the other ones and what was not
+    run.
+    """
     results = outcomes(records)
     # The outcomes that count against us.
     lines = []
@@ -317,7 +330,10 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
             rank = shown(row["spearman"], digits=2)
             figures = [setting, method, shown(row), row["n"], *shares, row["calls"]]
             rows.append([*figures, good, row["unlocked"], rank])
-    titles = "world and reflector,method,exact match [95 %],seeds,warm start and first prompt,warm start and final prompt"
+    titles = (
+        "world and reflector,method,exact match [95 %],seeds,warm start and first prompt,warm "
+        "start and final prompt"
+    )
     titles += ",trained and first prompt,calls,calls until .8,unlocked,Spearman of rating"
     return markdown(titles.split(","), rows)
 
@@ -351,7 +367,7 @@ def protocol_first(commits: Iterable[str], heading: str = HEADING) -> bool:
     return True
 
 
-# --- the script ---------------------------------------------------------------------------------------------------
+# --- the script -----------------------------------------------------------------------------------
 
 
 def path_of(folder: Path, cell: Cell) -> Path:
@@ -362,7 +378,9 @@ def path_of(folder: Path, cell: Cell) -> Path:
 
 
 def restore(folder: Path, recorded: Iterable[Mapping[str, Any]]) -> None:
-    """Write the cells that another machine has recorded and that this folder lacks, so that they are not run again."""
+    """Write the cells that another machine has recorded and that this folder lacks, so that they
+    are not run again.
+    """
     for record in recorded:
         path = path_of(folder, cell_of(record))
         if not path.exists():
@@ -371,7 +389,8 @@ def restore(folder: Path, recorded: Iterable[Mapping[str, Any]]) -> None:
 
 
 def work(todo: Iterable[Cell], folder: Path, **options: Any) -> None:
-    """Run the cells that are not done, and that no other process is at, each in a process of its own.
+    """Run the cells that are not done, and that no other process is at, each in a process of its
+    own.
 
     A cell that fails is logged and passed over: the same command tries it again.
     """

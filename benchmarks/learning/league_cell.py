@@ -1,7 +1,9 @@
-"""One cell of the league: a method in a world, with a reflector, on a seed. `league.py` says which cells there are.
+"""One cell of the league: a method in a world, with a reflector, on a seed.
 
-A cell is trained, asks its agent the held-out questions and returns a record. It depends on nothing but these four and
-the code: any cell can be run by itself, in any order.
+`league.py` says which cells there are.
+
+A cell is trained, asks its agent the held-out questions and returns a record. It depends on nothing
+but these four and the code: any cell can be run by itself, in any order.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ RATED_QUESTIONS = 128
 ACCURACY = {"easy": None, ".7": 0.7}
 ONE_CALL = {"reflection": "one_call", "p_crossover": 0.0}
 
-# Phases: a mode of the trainer, `gepa` or `imitate`; its share of the rollouts; options that differ from the file's.
+# Phases: a mode of the trainer, `gepa` or `imitate`; its share of the rollouts; options that differ
+# from the file's.
 METHODS: dict[str, list[tuple[str, float, dict[str, Any]]]] = {
     "joint": [("joint", 1.0, {})],
     "one call": [("joint", 1.0, ONE_CALL)],
@@ -47,7 +50,8 @@ METHODS: dict[str, list[tuple[str, float, dict[str, Any]]]] = {
     "rl": [("rl", 1.0, {})],
     "joint, then imitation": [("joint", 1.0, {}), ("imitate", 0.5, {})],
 }
-# What gained nothing left the library; the cells are in records/, and these are the last commits that run them.
+# What gained nothing left the library; the cells are in records/, and these are the last commits
+# that run them.
 GONE = {
     "one call, paired": "67bdbf9",
     "joint, then on-policy": "67bdbf9",
@@ -74,7 +78,9 @@ class CountedChat:
 
 
 def prepare(world: str, seed: int) -> GuardedRun:
-    """The sandbox with its warm start, made once for each recipe and the code that trains by it, by one process."""
+    """The sandbox with its warm start, made once for each recipe and the code that trains by it, by
+    one process.
+    """
     from filelock import FileLock
 
     from agentic_prompting.sandbox.setup import guarded_recipe, prepare_guarded
@@ -111,11 +117,12 @@ def run(
     """Train a method, ask its agent the held-out questions, and return the record.
 
     Returns:
-        `dict`: Besides the arguments `correct` (`1` or `0` for each held-out question), `ends` (the relation that each
-            of them ends on), `guarded` (the relations with a word), `rollouts`, `calls`, `curve` (calls so far and mean
-            exact match of each training batch), `rated` (rating, held-out exact match and id of each prompt that was
-            rated), the final `prompt`, `others` (exact match of the warm start and the trained weights under the first
-            and the final prompt, where `correct` is not that); `leaks` in the cells of `joint`.
+        `dict`: Besides the arguments `correct` (`1` or `0` for each held-out question), `ends` (the
+            relation that each of them ends on), `guarded` (the relations with a word), `rollouts`,
+            `calls`, `curve` (calls so far and mean exact match of each training batch), `rated`
+            (rating, held-out exact match and id of each prompt that was rated), the final `prompt`,
+            `others` (exact match of the warm start and the trained weights under the first and the
+            final prompt, where `correct` is not that); `leaks` in the cells of `joint`.
     """
     if method in GONE:
         raise ValueError(
@@ -231,7 +238,9 @@ class Agent:
         self.rollouts += rollouts
 
     def optimise_with_gepa(self, steps: int) -> None:
-        """Optimise the prompt with the authors' package, for the rollouts of `steps` steps and one iteration."""
+        """Optimise the prompt with the authors' package, for the rollouts of `steps` steps and one
+        iteration.
+        """
         import gepa
 
         from agentic_prompting import LLMEnvironment, PromptAgent, PromptR1Reward
@@ -259,7 +268,9 @@ class Agent:
         self.rollouts += optimised.total_metric_calls
 
     def rated(self) -> list[tuple[float, float, int]]:
-        """Rating, exact match on some held-out questions and id of each prompt that was rated, under these weights."""
+        """Rating, exact match on some held-out questions and id of each prompt that was rated,
+        under these weights.
+        """
         if self.trainer is None or self.trainer.prompts.is_distilled:
             return []
         rated = []
@@ -305,7 +316,9 @@ def _ends(sandbox: GuardedRun) -> list[str]:
 
 
 def leaks(world: str, seed: int) -> int:
-    """Facts about held-out countries that the policy was shown before: what docs/evidence.md forbids."""
+    """Facts about held-out countries that the policy was shown before: what docs/evidence.md
+    forbids.
+    """
     sys.path.insert(0, str(REPOSITORY / "tests"))
     from support.leaks import leaks as find_leaks
 

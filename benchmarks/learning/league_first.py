@@ -1,4 +1,6 @@
-"""The first league of E-SPL, of 2026-11-22: its tables, from its records. `league.py` is the second.
+"""The first league of E-SPL, of 2026-11-22: its tables, from its records.
+
+`league.py` is the second.
 
 Its records say at which commit each cell ran; the methods as they were then are in that commit.
 """
@@ -27,7 +29,8 @@ METHODS = (
 # The methods in the worlds after the first.
 CORE = METHODS[:5]
 
-# The outcomes that the protocol counts against us: the world, the outcome, and the test on differences from `joint`.
+# The outcomes that the protocol counts against us: the world, the outcome, and the test on
+# differences from `joint`.
 AGAINST: list[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, float]], bool]]] = [
     (
         "rules",
@@ -58,7 +61,9 @@ AGAINST: list[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, float]], b
 
 
 def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Exact match, difference from `joint` paired by seed, and mean rollouts and calls of each world and method."""
+    """Exact match, difference from `joint` paired by seed, and mean rollouts and calls of each
+    world and method.
+    """
     scores: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = {}
     for record in records:
         methods = scores.setdefault(record["world"], {})

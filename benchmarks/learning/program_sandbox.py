@@ -1,11 +1,12 @@
-"""Agents that keep their own loop beside the native one, in the sandbox, by the protocol in docs/evidence.md.
+"""Agents that keep their own loop beside the native one, in the sandbox, by the protocol in
+docs/evidence.md.
 
     OMP_NUM_THREADS=1 python -m benchmarks.learning.program_sandbox  # five reported seeds: about two hours
     OMP_NUM_THREADS=1 python -m benchmarks.learning.program_sandbox --quick  # a seed for tuning, few steps: minutes
 
-Appends a record for each seed and agent to `--records`, from which `recompute.py` makes the table of
-docs/lab/prompt_r1.md. Seeds that have a record are not run again. The figures are about the sandbox: a policy
-of 390,000 parameters and a scripted oracle. They say nothing about real models.
+Appends a record for each seed and agent to `--records`, from which `recompute.py` makes the table
+of docs/lab/prompt_r1.md. Seeds that have a record are not run again. The figures are about the
+sandbox: a policy of 390,000 parameters and a scripted oracle. They say nothing about real models.
 """
 
 from __future__ import annotations
@@ -57,11 +58,13 @@ NOTHING = "No run of it has been recorded yet."
 Entries = Sequence[Mapping[str, Any]]
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 def table(records: Entries) -> str:
-    """Exact match before and after by agent, and the difference from the native loop, paired by seed."""
+    """Exact match before and after by agent, and the difference from the native loop, paired by
+    seed.
+    """
     if not records:
         return NOTHING
     native = {run["seed"]: share(run["after"]) for run in records if run["agent"] == NATIVE}
@@ -87,7 +90,9 @@ def table(records: Entries) -> str:
 
 
 def verdict(records: Entries) -> str:
-    """What the protocol asks, answered: is the script within the native loop's interval, and do the others gain?"""
+    """What the protocol asks, answered: is the script within the native loop's interval, and do the
+    others gain?
+    """
     if not records:
         return NOTHING
     after = {(record["agent"], record["seed"]): share(record["after"]) for record in records}
@@ -120,7 +125,7 @@ def _compare_with_native(differences: Sequence[float]) -> str:
     return "the script learns as the native loop does"
 
 
-# --- a run ------------------------------------------------------------------------------------------------------------
+# --- a run ----------------------------------------------------------------------------------------
 
 
 def environment_of(agent: str, seed: int) -> LLMEnvironment | Program:

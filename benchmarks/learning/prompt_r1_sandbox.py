@@ -3,14 +3,15 @@
     OMP_NUM_THREADS=1 python -m benchmarks.learning.prompt_r1_sandbox  # five reported seeds: an hour on a free core
     OMP_NUM_THREADS=1 python -m benchmarks.learning.prompt_r1_sandbox --quick  # a tuning seed, 3 minutes
 
-Appends a record for each seed and setting to `--records`, from which `recompute.py` makes the tables of
-docs/lab/prompt_r1.md. Recorded settings are not run again, and agents in `--folder` are not trained again, so that the same
-command resumes a stopped run. The figures are those of the sandbox, a policy of 390,000 parameters and a scripted
-oracle; they say nothing about real models.
+Appends a record for each seed and setting to `--records`, from which `recompute.py` makes the
+tables of docs/lab/prompt_r1.md. Recorded settings are not run again, and agents in `--folder` are
+not trained again, so that the same command resumes a stopped run. The figures are those of the
+sandbox, a policy of 390,000 parameters and a scripted oracle; they say nothing about real models.
 
-The training's settings are read from `examples/configs/sandbox.yaml`. The oracle is a [`ChatModel`] in this process,
-not an HTTP server as in the demo; its replies are the same. Every seed has its own split, weights, traces and oracle.
-All settings of a seed share one warm start and answer the same held-out questions with the same random numbers.
+The training's settings are read from `examples/configs/sandbox.yaml`. The oracle is a [`ChatModel`]
+in this process, not an HTTP server as in the demo; its replies are the same. Every seed has its own
+split, weights, traces and oracle. All settings of a seed share one warm start and answer the same
+held-out questions with the same random numbers.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ QUICK_STEPS = 8
 """GRPO steps; the warm start is as long as ever, because GRPO cannot do without it."""
 WORDINGS = ("{} is the answer .", "i know this answer : {} .", "the answer of the question is {} .")
 
-# The options in which a training differs from the file, and its reward where it is not the paper's. An agent with two
-# turns asks once and answers; an agent without environment has one turn.
+# The options in which a training differs from the file, and its reward where it is not the paper's.
+# An agent with two turns asks once and answers; an agent without environment has one turn.
 TRAININGS: dict[str, dict[str, Any]] = {
     "multi": {},
     "single": {"max_turns": 2},
@@ -105,7 +106,8 @@ class Run:
 
     Args:
         seed (`int`): The seed of split, weights, traces, oracle, training and evaluation.
-        held_out (`str`): The unit that is held out, `country` or `question`; see [`prepare_sandbox`].
+        held_out (`str`): The unit that is held out, `country` or `question`; see
+            [`prepare_sandbox`].
         folder (`Path`): The folder of its agents.
         max_steps (`int`, *optional*, defaults to `40`): GRPO steps.
     """
@@ -121,7 +123,10 @@ class Run:
         object.__setattr__(self, "sandbox", sandbox)
 
     def environment(self, name: str) -> LLMEnvironment | None:
-        """An environment around the seed's oracle. Noise changes single facts, not the oracle's guesses."""
+        """An environment around the seed's oracle.
+
+        Noise changes single facts, not the oracle's guesses.
+        """
         if name == NOBODY:
             return None
         noise = 0.0
@@ -133,7 +138,9 @@ class Run:
         return LLMEnvironment(oracle)
 
     def agent(self, name: str) -> Path:
-        """The folder of an agent, which is first trained by GRPO from the seed's warm start if it is missing."""
+        """The folder of an agent, which is first trained by GRPO from the seed's warm start if it
+        is missing.
+        """
         if name == "sft":
             return self.sandbox.model
         folder = self.folder / name
@@ -171,10 +178,12 @@ class Run:
 
 
 def outcome_of(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """The scores of finished rollouts: `correct` with 1 or 0 a question, mean `turns` and the share `answered`.
+    """The scores of finished rollouts: `correct` with 1 or 0 a question, mean `turns` and the share
+    `answered`.
 
     Raises:
-        `RuntimeError`: A rollout failed. The oracle in this process never fails, so the cause would be a bug.
+        `RuntimeError`: A rollout failed. The oracle in this process never fails, so the cause would
+        be a bug.
     """
     statuses = Counter(rollout.status for rollout in rollouts)
     if statuses["failed"]:
@@ -189,7 +198,9 @@ def outcome_of(rollouts: Sequence[Rollout]) -> dict[str, Any]:
 
 
 def run_all(seeds: Sequence[int], folder: Path, records: Records, max_steps: int) -> None:
-    """Run what is not recorded: for each seed the protocol's settings, then the old split, then the rest."""
+    """Run what is not recorded: for each seed the protocol's settings, then the old split, then the
+    rest.
+    """
     keys = ("by", "seed", "agent", "environment", "turns_allowed")
     parts: list[tuple[Literal["country", "question"], list[Setting]]] = [
         ("country", FIRST),

@@ -1,4 +1,7 @@
-"""The tables of docs/lab/prompt_r1.md, made from the records of `prompt_r1_sandbox.py`. Needs no torch."""
+"""The tables of docs/lab/prompt_r1.md, made from the records of `prompt_r1_sandbox.py`.
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,16 @@ Entries = Sequence[Mapping[str, Any]]
 
 
 def transfer_bounds(noise: float, interactions: int) -> tuple[float, float]:
-    """How far a policy's value may move when each reply's distribution moves by `noise` in total variation.
+    """How far a policy's value may move when each reply's distribution moves by `noise` in total
+    variation.
 
     Args:
         noise (`float`): ε of eq 44.
         interactions (`int`): T of eq 45, the replies one episode can hold.
 
     Returns:
-        `tuple[float, float]`: `1 - (1 - ε)^T` and `T ε`, the two bounds of eq 45-46; the first is the tighter one.
+        `tuple[float, float]`: `1 - (1 - ε)^T` and `T ε`, the two bounds of eq 45-46; the first is
+        the tighter one.
     """
     return 1 - (1 - noise) ** interactions, interactions * noise
 
@@ -144,7 +149,9 @@ def _share_of(correct: Sequence[int]) -> str:
 
 
 def transfer(records: Entries) -> str:
-    """The table of agents with another oracle than in training, with the bounds of eq 45-46 for noisy oracles."""
+    """The table of agents with another oracle than in training, with the bounds of eq 45-46 for
+    noisy oracles.
+    """
     rows = []
     for environment, title in AWAY.items():
         for agent in ("multi", "single", "sft"):
@@ -174,7 +181,9 @@ def _bound_cells(noise: float, change: Sequence[float]) -> list[str]:
 
 
 def splits(records: Entries) -> str:
-    """The demo before and after GRPO, with whole countries held out and, by the former split, single questions."""
+    """The demo before and after GRPO, with whole countries held out and, by the former split,
+    single questions.
+    """
     rows = []
     after = {}
     for held_out in ("country", "question"):
@@ -191,7 +200,9 @@ def splits(records: Entries) -> str:
 
 
 def headline(records: Entries) -> str:
-    """The page's first paragraph: the rows' means, and the outcomes that the protocol counts against us."""
+    """The page's first paragraph: the rows' means, and the outcomes that the protocol counts
+    against us.
+    """
     home = exact_match(of(records, "multi"))
     if not home:
         return NOTHING
@@ -212,7 +223,8 @@ def headline(records: Entries) -> str:
         else:
             counts = f"{len(memory)} seed(s) do not decide whether that is less than .05"
         lines.append(
-            f"Where only questions were held out, as once, it ended {shown(memory, '+')} higher: {counts}."
+            f"Where only questions were held out, as once, it ended {shown(memory, '+')} higher: "
+            f"{counts}."
         )
     reworded = paired(exact_match(of(records, "multi", REWORDED)), home)
     if reworded:

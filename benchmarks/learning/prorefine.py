@@ -1,17 +1,20 @@
-"""ProRefine, measured: lossless drafting, many queries at once, and the order of accuracies in the sandbox.
+"""ProRefine, measured: lossless drafting, many queries at once, and the order of accuracies in the
+sandbox.
 
     OMP_NUM_THREADS=1 python -m benchmarks.learning.prorefine --json  # under eight minutes
     OMP_NUM_THREADS=1 python -m benchmarks.learning.prorefine --json --quick  # a minute and a half
 
-Prints Markdown tables, writes `runs/prorefine/iterations.png`; with `--json` one JSON object as the last line.
+Prints Markdown tables, writes `runs/prorefine/iterations.png`; with `--json` one JSON object as the
+last line.
 
-- (a) Drafting (`prorefine_drafting.py` says on what): equal outputs, forward passes, wall and CPU time, and what
-  lower precision does. Speed-ups are plain / drafted over n = 25 steps of k = 10 tokens and the final answer.
-- (b) 64 queries whose critic and optimizer take 0.3 s a call (0.1 s in the quick run), all at once against one after
-  another; both are measured.
-- (c) Accuracy of the verifier settings on the sandbox's puzzles. `none` is no refinement at all (the first answer),
-  `no_verifier` refines every query. Scripted models: it shows that the loop and the verifier do their work, and says
-  nothing about real models. Needs no torch.
+- (a) Drafting (`prorefine_drafting.py` says on what): equal outputs, forward passes, wall and CPU
+  time, and what lower precision does. Speed-ups are plain / drafted over n = 25 steps of k = 10
+  tokens and the final answer.
+- (b) 64 queries whose critic and optimizer take 0.3 s a call (0.1 s in the quick run), all at once
+  against one after another; both are measured.
+- (c) Accuracy of the verifier settings on the sandbox's puzzles. `none` is no refinement at all
+  (the first answer), `no_verifier` refines every query. Scripted models: it shows that the loop and
+  the verifier do their work, and says nothing about real models. Needs no torch.
 """
 
 from __future__ import annotations
@@ -56,10 +59,14 @@ class Size:
     """How much is measured.
 
     Args:
-        speed_cases (`int`): Cases of each scenario that speed is measured on, at n = 25, in batches of `speed_batch`.
-        large_batch (`int`): Cases of each scenario in one batch, for the wall time there; 0 leaves it out.
-        plain_once (`bool`): Time the plain loop on one scenario for all: it decodes the same number of tokens in each.
-        equal_cases (`int`), equal_steps (`int`): Cases for equality alone, over all scenarios, and their n.
+        speed_cases (`int`): Cases of each scenario that speed is measured on, at n = 25, in batches
+            of `speed_batch`.
+        large_batch (`int`): Cases of each scenario in one batch, for the wall time there; 0 leaves
+            it out.
+        plain_once (`bool`): Time the plain loop on one scenario for all: it decodes the same number
+            of tokens in each.
+        equal_cases (`int`), equal_steps (`int`): Cases for equality alone, over all scenarios, and
+            their n.
         half_cases (`int`): The cases among these that are repeated in bfloat16.
         queries (`int`): Puzzles of each kind.
         task_models (`tuple[str, ...]`): Columns of the accuracy table.
@@ -94,7 +101,7 @@ def log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-# --- (a) drafting ---------------------------------------------------------------------------------------------------
+# --- (a) drafting ---------------------------------------------------------------------------------
 
 
 def measure_drafting(size: Size) -> dict[str, Any]:
@@ -112,7 +119,8 @@ def measure_drafting(size: Size) -> dict[str, Any]:
     model = reciter.reciter(tokenizer)
     log("reciter trained")
 
-    # Speed in each scenario. The strong one comes first, because there the plain loop makes every call.
+    # Speed in each scenario. The strong one comes first, because there the plain loop makes every
+    # call.
     speeds: dict[str, dict[str, float]] = {}
     counts: list[dict[str, int]] = []
     plain: drafting.Run | None = None
@@ -167,13 +175,13 @@ def measure_drafting(size: Size) -> dict[str, Any]:
     }
 
 
-# --- (b) many queries -----------------------------------------------------------------------------------------------
+# --- (b) many queries -----------------------------------------------------------------------------
 
 
 def batch_speed(n: int = 64, latency: float = 0.3) -> dict[str, float]:
     """Seconds of `n` queries at once, and one after another."""
     rows = make_puzzles(n, SEED)
-    refiner = ProRefiner(**{**puzzle_models(SEED, latency), "verifier": None})  # type: ignore[arg-type]
+    refiner = ProRefiner(**{**puzzle_models(SEED, latency), ("verifier"): None})  # type: ignore[arg-type]
     started = time.perf_counter()
     together = refiner.refine_all(START_PROMPTS[SORTING], rows, progress=False)
     wall = time.perf_counter() - started
@@ -190,7 +198,7 @@ def batch_speed(n: int = 64, latency: float = 0.3) -> dict[str, float]:
     }
 
 
-# --- (c) accuracy ---------------------------------------------------------------------------------------------------
+# --- (c) accuracy ---------------------------------------------------------------------------------
 
 
 def refine_with_each_verifier(
@@ -214,7 +222,10 @@ def refine_with_each_verifier(
 def score_methods(
     results: Mapping[str, list[RefinementResult]], rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[float]]:
-    """1 or 0 per query and method. What `none` answers is the first answer of a run that asked for one."""
+    """1 or 0 per query and method.
+
+    What `none` answers is the first answer of a run that asked for one.
+    """
     answers = {"none": [result.initial_answer or "" for result in results["optimal"]]}
     for name, method_results in results.items():
         answers[name] = [result.answer for result in method_results]
@@ -287,7 +298,7 @@ def numbers(estimate: Estimate) -> dict[str, float]:
     return {name: round(value, 4) for name, value in asdict(estimate).items()}
 
 
-# --- the script -----------------------------------------------------------------------------------------------------
+# --- the script -----------------------------------------------------------------------------------
 
 
 def drafting_table(figures: Mapping[str, Any]) -> str:

@@ -1,15 +1,18 @@
-"""ProRefine against other uses of as many calls, in the sandbox, by the protocol in docs/evidence.md.
+"""ProRefine against other uses of as many calls, in the sandbox, by the protocol in
+docs/evidence.md.
 
     python -m benchmarks.learning.prorefine_budget  # seeds 701 to 705, 200 puzzles of each kind, two minutes
     python -m benchmarks.learning.prorefine_budget --seeds 1 --n 40
 
-The other methods are best of n with ProRefine's verifier, self-consistency, self-refine with ProRefine's critic, and
-Algorithm 1 with a critic that does not look at the answer. Each has the smallest size at which it spends at least as
-many calls, or tokens, of all roles together as ProRefine. All models are scripted, so that the order of the methods
-depends on the models' errors, above all on whether a further sample repeats a slip; hence there are three task models.
-The figures say nothing about real models.
+The other methods are best of n with ProRefine's verifier, self-consistency, self-refine with
+ProRefine's critic, and Algorithm 1 with a critic that does not look at the answer. Each has the
+smallest size at which it spends at least as many calls, or tokens, of all roles together as
+ProRefine. All models are scripted, so that the order of the methods depends on the models' errors,
+above all on whether a further sample repeats a slip; hence there are three task models. The figures
+say nothing about real models.
 
-Appends a record for each row to `--records`, from which `recompute.py` makes the table of docs/prorefine.md.
+Appends a record for each row to `--records`, from which `recompute.py` makes the table of
+docs/prorefine.md.
 """
 
 from __future__ import annotations
@@ -43,14 +46,16 @@ OTHERS = (
 
 
 class Answer(NamedTuple):
-    """A method's answer to a puzzle, and the calls and tokens of all roles together; tokens are words here."""
+    """A method's answer to a puzzle, and the calls and tokens of all roles together; tokens are
+    words here.
+    """
 
     text: str
     calls: int
     tokens: int
 
 
-# --- one puzzle: every size of a method at once ---------------------------------------------------------------------
+# --- one puzzle: every size of a method at once ---------------------------------------------------
 
 
 class Models:
@@ -59,7 +64,8 @@ class Models:
     Args:
         seed (`int`): The seed of all models.
         task (`str`): One of `TASKS`.
-        new_slips (`float`): The share of puzzles whose further samples slip anew; the others repeat the first sample.
+        new_slips (`float`): The share of puzzles whose further samples slip anew; the others repeat
+            the first sample.
     """
 
     def __init__(self, seed: int, task: str, new_slips: float):
@@ -118,7 +124,9 @@ def _sum_costs(parts: Sequence[Answer], text: str) -> Answer:
 
 
 def best_of(models: Models, question: str, largest: int = LARGEST) -> list[Answer]:
-    """The answers for n = 1 to `largest`: sample until the verifier accepts; the last sample counts if none passes."""
+    """The answers for n = 1 to `largest`: sample until the verifier accepts; the last sample counts
+    if none passes.
+    """
     calls: list[Answer] = []
     answers: list[Answer] = []
     for sample in range(largest):
@@ -132,7 +140,9 @@ def best_of(models: Models, question: str, largest: int = LARGEST) -> list[Answe
 
 
 def self_consistency(models: Models, question: str, largest: int = LARGEST) -> list[Answer]:
-    """The answers for n = 1 to `largest`: the most frequent result, the first among equally frequent ones."""
+    """The answers for n = 1 to `largest`: the most frequent result, the first among equally
+    frequent ones.
+    """
     samples = [models.solve(models.start, question, sample) for sample in range(largest)]
     votes = Counter[str]()
     answers = []
@@ -144,7 +154,9 @@ def self_consistency(models: Models, question: str, largest: int = LARGEST) -> l
 
 
 def self_refine(models: Models, question: str, largest: int = LARGEST) -> list[Answer]:
-    """The answers after 1 to `largest` rounds of critique and rewriting, which end when the critic has no remark."""
+    """The answers after 1 to `largest` rounds of critique and rewriting, which end when the critic
+    has no remark.
+    """
     prompt = models.start
     answer = models.solve(prompt, question)
     calls = [answer]
@@ -167,7 +179,9 @@ def self_refine(models: Models, question: str, largest: int = LARGEST) -> list[A
 def refined(
     seed: int, task: str, rows: Sequence[Mapping[str, Any]], blind: bool, **settings: Any
 ) -> list[Answer]:
-    """The answers of Algorithm 1 with its verifier; a `blind` critic makes random remarks, at no cost."""
+    """The answers of Algorithm 1 with its verifier; a `blind` critic makes random remarks, at no
+    cost.
+    """
     from agentic_prompting.llm import ScriptedChat
     from agentic_prompting.refine import START_PROMPTS, ProRefiner
     from agentic_prompting.sandbox.puzzles import FAULTS, TOO_LONG, puzzle_models
@@ -196,7 +210,7 @@ def refined(
     return answers
 
 
-# --- one seed and task ------------------------------------------------------------------------------------------------
+# --- one seed and task ----------------------------------------------------------------------------
 
 
 def mean(answers: Sequence[Answer], budget: str) -> float:
@@ -254,7 +268,7 @@ def measure(seed: int, task: str, n: int) -> list[dict[str, Any]]:
     return records
 
 
-# --- what the records say ---------------------------------------------------------------------------------------------
+# --- what the records say -------------------------------------------------------------------------
 
 
 def by_seed(records: Sequence[Mapping[str, Any]], **case: Any) -> dict[int, float]:
@@ -267,7 +281,9 @@ def by_seed(records: Sequence[Mapping[str, Any]], **case: Any) -> dict[int, floa
 
 
 def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each method, budget and task model: `values` by seed, `minus` ProRefine's, mean calls and tokens."""
+    """A row for each method, budget and task model: `values` by seed, `minus` ProRefine's, mean
+    calls and tokens.
+    """
     ours = by_seed(records, method=OURS)
     cases: list[dict[str, Any]] = [{"method": OURS}, {"method": FIRST}]
     for budget, new_slips, method in product(BUDGETS, ANEW, OTHERS):
@@ -324,8 +340,9 @@ def against(records: Sequence[Mapping[str, Any]]) -> str:
     listed = ", ".join(f"{name} in {count} of {of_each}" for name, count in not_above.items())
     unclear = not_above.total() - below
     return (
-        f"of {len(rows)} comparisons ProRefine is above the other in {len(rows) - not_above.total()}, below it in "
-        f"{below}, and in {unclear} no difference was seen (not above: {listed or 'none'})"
+        f"of {len(rows)} comparisons ProRefine is above the other in "
+        f"{len(rows) - not_above.total()}, below it in {below}, and in {unclear} no difference was "
+        f"seen (not above: {listed or 'none'})"
     )
 
 

@@ -41,9 +41,10 @@ class Run:
     Args:
         results (`list[RefinementResult]`): One for each case.
         passes (`float`): The mean number of forward passes that a case needed for itself.
-        wall (`float`), cpu (`float`): Seconds for all of them; CPU time counts this process alone, so other work on the
-            machine disturbs it less.
-        done_after (`dict[str, int]`): For each question, the batch's passes until its last prompt was requested.
+        wall (`float`), cpu (`float`): Seconds for all of them; CPU time counts this process alone,
+            so other work on the machine disturbs it less.
+        done_after (`dict[str, int]`): For each question, the batch's passes until its last prompt
+            was requested.
     """
 
     results: list[RefinementResult]
@@ -111,7 +112,9 @@ def outputs(result: RefinementResult) -> list[str]:
 
 
 def kept_share(results: Sequence[RefinementResult]) -> float:
-    """The share of an output that the next output repeats in order, the most that a draft can save; mean over steps."""
+    """The share of an output that the next output repeats in order, the most that a draft can save;
+    mean over steps.
+    """
     shares = []
     for result in results:
         texts = [text.split() for text in outputs(result)]
@@ -127,7 +130,9 @@ def differences(
     plain: Sequence[RefinementResult],
     drafted: Sequence[RefinementResult],
 ) -> dict[str, int]:
-    """The counts of cases that are equal in every step, and of ties and mismatches among the others."""
+    """The counts of cases that are equal in every step, and of ties and mismatches among the
+    others.
+    """
     counts = {"cases": len(plain), "identical": 0, "ties": 0, "mismatches": 0}
     for ours, theirs in zip(drafted, plain, strict=True):
         if outputs(ours) == outputs(theirs):
@@ -179,9 +184,11 @@ def speed(plain: Run, drafted: Run) -> dict[str, float]:
 def mixed_batch(
     model: PreTrainedModel, tokens: PreTrainedTokenizerFast, steps: int
 ) -> dict[str, Any]:
-    """One case of each scenario in one batch, to see whether a case that needs few passes waits for the others.
+    """One case of each scenario in one batch, to see whether a case that needs few passes waits for
+    the others.
 
-    Returns the passes of the whole batch until each scenario was done, beside the passes that it takes alone.
+    Returns the passes of the whole batch until each scenario was done, beside the passes that it
+    takes alone.
     """
     cases = {
         scenario: make_case(scenario, steps, random.Random(scenario)) for scenario in SCENARIOS
@@ -202,7 +209,8 @@ def mixed_batch(
 def lower_precision(
     model: PreTrainedModel, tokens: PreTrainedTokenizerFast, cases: Sequence[Case]
 ) -> dict[str, Any]:
-    """The number of cases that differ in bfloat16: drafted from plain, and plain in a batch from plain alone.
+    """The number of cases that differ in bfloat16: drafted from plain, and plain in a batch from
+    plain alone.
 
     The second difference comes from the choice of a batch size, without any drafting.
     """

@@ -1,16 +1,21 @@
-"""The models and cases of `prorefine_drafting.py`: tiny transformers models, and prompts that change by rule.
+"""The models and cases of `prorefine_drafting.py`: tiny transformers models, and prompts that
+change by rule.
 
-The gain of drafting depends on the share of the output that survives a change of the prompt, so the model matters:
+The gain of drafting depends on the share of the output that survives a change of the prompt, so the
+model matters:
 
-- *Random weights.* Any change of the prompt changes everything: hard cases for the equality, no measure of speed.
-- *The reciter*, trained here in seconds. It recites a list from the word that the question names, in the style that the
-  prompt names, and adds "carefully" after the words that the prompt warns of. So its output depends mostly on the
-  question, and advice that comes or goes changes some places of the output: where the draft has `w7 ,` there is now
-  `w7 carefully ,`. Advice should change a model in this way. How far real models do is not measured here, so the share
-  of the output that stayed is given with each figure.
+- *Random weights.* Any change of the prompt changes everything: hard cases for the equality, no
+  measure of speed.
+- *The reciter*, trained here in seconds. It recites a list from the word that the question names,
+  in the style that the prompt names, and adds "carefully" after the words that the prompt warns of.
+  So its output depends mostly on the question, and advice that comes or goes changes some places of
+  the output: where the draft has `w7 ,` there is now `w7 carefully ,`. Advice should change a model
+  in this way. How far real models do is not measured here, so the share of the output that stayed
+  is given with each figure.
 
-Prompt sequences: *unchanged*; *slight*: a sentence of advice comes or goes in each step; *half*: in every second step;
-*strong*: a new style and new advice in each step, after which no two tokens in a row stay.
+Prompt sequences: *unchanged*; *slight*: a sentence of advice comes or goes in each step; *half*: in
+every second step; *strong*: a new style and new advice in each step, after which no two tokens in a
+row stay.
 """
 
 from __future__ import annotations
@@ -106,7 +111,7 @@ def mixed_cases(n: int, steps: int) -> list[Case]:
     return list(cases.values())
 
 
-# --- models ---------------------------------------------------------------------------------------------------------
+# --- models ---------------------------------------------------------------------------------------
 
 
 def random_model(
@@ -134,7 +139,10 @@ def random_model(
 
 
 def reciter(tokens: PreTrainedTokenizerFast, steps: int = 400, seed: int = 0) -> Qwen3ForCausalLM:
-    """The same model, trained to recite in about ten seconds. Long recitals come last, because they cost most."""
+    """The same model, trained to recite in about ten seconds.
+
+    Long recitals come last, because they cost most.
+    """
     model = random_model(tokens, seed, spread=0.06).train()
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)

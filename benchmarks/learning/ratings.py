@@ -1,20 +1,22 @@
-"""Ratings and selection rules in a simulation: which of them choose good prompts, with reflectors that are often wrong?
+"""Ratings and selection rules in a simulation: which of them choose good prompts, with reflectors
+that are often wrong?
 
     python -m benchmarks.learning.ratings --json  # a few minutes
     python -m benchmarks.learning.ratings --json --quick  # few replications
     python -m benchmarks.learning.ratings --json --record  # also replaces records/simulated.jsonl.gz
 
-The population, its ratings and its rules are the library's; rewards and reflector are simulated. The records also
-hold paired ratings and the rule `top_two`, which gained nothing in training and left the library (commit 7a6afd6).
+The population, its ratings and its rules are the library's; rewards and reflector are simulated.
+The records also hold paired ratings and the rule `top_two`, which gained nothing in training and
+left the library (commit 7a6afd6).
 
-A prompt has some of five principles that help and any number that harm. How many of its attempts at a problem succeed
-follows from them, from the problem, and from weights that get better. In every batch the best prompt by its scores has
-a child, which is better, worse or unchanged, as often as the reflector is right, wrong or idle. A replication is a
-seed, the same for every rule.
+A prompt has some of five principles that help and any number that harm. How many of its attempts at
+a problem succeed follows from them, from the problem, and from weights that get better. In every
+batch the best prompt by its scores has a child, which is better, worse or unchanged, as often as
+the reflector is right, wrong or idle. A replication is a seed, the same for every rule.
 
-`chosen` is the true quality of the prompt that the run ends with, `spearman` the rank correlation of rating and true
-quality among the candidates at the end, `played` the mean quality of what was played. Quality is the expected share of
-right answers under the final weights.
+`chosen` is the true quality of the prompt that the run ends with, `spearman` the rank correlation
+of rating and true quality among the candidates at the end, `played` the mean quality of what was
+played. Quality is the expected share of right answers under the final weights.
 """
 
 from __future__ import annotations
@@ -185,7 +187,9 @@ def measure(replications: int) -> list[dict[str, Any]]:
 
 
 def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By reflector, and rating and rule: means with 95 % intervals over replications; `minus_default` is paired."""
+    """By reflector, and rating and rule: means with 95 % intervals over replications;
+    `minus_default` is paired.
+    """
     by_reflector: dict[str, dict[str, Any]] = {}
     for record in records:
         name = f"{record['rating']}, {record['rule']}"

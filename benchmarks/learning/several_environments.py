@@ -1,11 +1,11 @@
-"""Two environments in one run against each alone, by the protocol in docs/evidence.md: the demo's world in tags, and by
-native tool calls.
+"""Two environments in one run against each alone, by the protocol in docs/evidence.md: the demo's
+world in tags, and by native tool calls.
 
     OMP_NUM_THREADS=1 python -m benchmarks.learning.several_environments --json  # three reported seeds: half an hour
     OMP_NUM_THREADS=1 python -m benchmarks.learning.several_environments --json --quick  # a tuning seed: a minute
 
-Appends a record for each run to `--records`; what is recorded is not run again. The figures are those of the sandbox, a
-policy of 390,000 parameters; they say nothing about real models.
+Appends a record for each run to `--records`; what is recorded is not run again. The figures are
+those of the sandbox, a policy of 390,000 parameters; they say nothing about real models.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def environments(seed: int) -> dict[str, Environment]:
 
 
 def prepare(folder: Path, seed: int, steps: int) -> SandboxRun:
-    """A policy that is warm-started on traces of both forms, half of them each, and the demo's questions."""
+    """A policy that is warm-started on traces of both forms, half of them each, and the demo's
+    questions.
+    """
     from agentic_prompting.interop import ToolGrammar
     from agentic_prompting.rollout import TagGrammar
     from agentic_prompting.sandbox import DEFAULT_MIX, Oracle, load_world, make_split, make_traces
@@ -110,7 +112,9 @@ def prepare(folder: Path, seed: int, steps: int) -> SandboxRun:
 
 
 def measure(trained: str, seed: int, folder: Path, steps: int, warm_steps: int) -> dict[str, Any]:
-    """Train on one environment, or on `both`: the record of the run, with the answers in each before and after."""
+    """Train on one environment, or on `both`: the record of the run, with the answers in each
+    before and after.
+    """
     from agentic_prompting import PromptAgent, PromptR1Config, PromptR1Trainer
 
     sandbox = prepare(folder, seed, warm_steps)
@@ -163,7 +167,9 @@ def in_environments(
 
 
 def differences(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """For each environment the score after training on both, minus that after training on it alone, paired by seed."""
+    """For each environment the score after training on both, minus that after training on it alone,
+    paired by seed.
+    """
     # By what was trained on and seed, the score in each environment.
     after: dict[tuple[str, int], dict[str, float]] = {}
     for record in records:

@@ -4,10 +4,10 @@
     agentic-prompting demo --method espl --output-dir runs/espl --max-steps 10
     python -m benchmarks.learning.smoke runs/demo/summary.json runs/espl/summary.json
 
-Ends with an error unless three things hold. Prompt-R1's exact match on unseen countries rises from at most .5 to at
-least .85. E-SPL's policy under its best prompt scores higher than before training, and than under the first prompt,
-with intervals that do not overlap. E-SPL's ratings agree with the rewards. `learning_broken.py` shows that the checks
-notice a mistake.
+Ends with an error unless three things hold. Prompt-R1's exact match on unseen countries rises from
+at most .5 to at least .85. E-SPL's policy under its best prompt scores higher than before training,
+and than under the first prompt, with intervals that do not overlap. E-SPL's ratings agree with the
+rewards. `learning_broken.py` shows that the checks notice a mistake.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ TIE = 0.01
 
 
 def agreement(ratings: Mapping[int, float], rollouts: Iterable[Mapping[str, Any]]) -> float:
-    """The share of pairs of prompts that the final ratings order as the rewards of their common batch do.
+    """The share of pairs of prompts that the final ratings order as the rewards of their common
+    batch do.
 
-    In a batch all prompts have the same problems and the same weights, so that its rewards compare prompts alone.
+    In a batch all prompts have the same problems and the same weights, so that its rewards compare
+    prompts alone.
 
     Args:
         ratings (`dict[int, float]`): μ by the prompt's id.
-        rollouts (`Iterable[dict]`): The training's records: `mode`, `step`, `system_prompt`, `reward`.
+        rollouts (`Iterable[dict]`): The training's records: `mode`, `step`, `system_prompt`,
+            `reward`.
     """
     # By step and prompt the rewards of its rollouts.
     rewards: dict[int, dict[int, list[float]]] = {}
@@ -66,7 +69,9 @@ def agreement_in(run: Path) -> float:
 
 
 def problems(demo: Mapping[str, Any], espl: Mapping[str, Any], agree: float) -> list[str]:
-    """The problems in the two runs' summaries and in the agreement of the second; an empty list if learning works."""
+    """The problems in the two runs' summaries and in the agreement of the second; an empty list if
+    learning works.
+    """
     before = demo["exact_match_before"]
     after = demo["exact_match_after"]
     # Mean and ends of the interval.
@@ -86,7 +91,8 @@ def problems(demo: Mapping[str, Any], espl: Mapping[str, Any], agree: float) -> 
         )
     if best_prompt[1] <= start[2]:
         complaints.append(
-            f"E-SPL ends at {best_prompt}, not above its start, {start}: mean and ends of the interval"
+            f"E-SPL ends at {best_prompt}, not above its start, {start}: mean and ends of the "
+            "interval"
         )
     if best_prompt[1] <= first_prompt[2]:
         complaints.append(
@@ -94,7 +100,8 @@ def problems(demo: Mapping[str, Any], espl: Mapping[str, Any], agree: float) -> 
         )
     if agree < AGREEMENT:
         complaints.append(
-            f"E-SPL's ratings order {agree:.2f} of the pairs as their rewards do, less than {AGREEMENT}"
+            f"E-SPL's ratings order {agree:.2f} of the pairs as their rewards do, less than "
+            f"{AGREEMENT}"
         )
     return complaints
 

@@ -1,11 +1,13 @@
-"""Does Prompt-R1's agent carry over to a large LLM that words its replies in a way it never saw? See docs/evidence.md.
+"""Does Prompt-R1's agent carry over to a large LLM that words its replies in a way it never saw?
+See docs/evidence.md.
 
     OMP_NUM_THREADS=1 python -m benchmarks.learning.wordings --json  # five seeds; goes on where it was stopped
     OMP_NUM_THREADS=1 python -m benchmarks.learning.wordings --json --quick  # one seed for tuning, few steps
 
-Two agents from one warm start of the seed: *one wording*, trained as in the demonstration, and *three wordings*, where
-each episode draws one of three. Both are asked the held-out questions under oracles of two other wordings, under the
-noisier oracle, and under both at once. All of it is the sandbox: a tiny policy and a scripted oracle.
+Two agents from one warm start of the seed: *one wording*, trained as in the demonstration, and
+*three wordings*, where each episode draws one of three. Both are asked the held-out questions under
+oracles of two other wordings, under the noisier oracle, and under both at once. All of it is the
+sandbox: a tiny policy and a scripted oracle.
 """
 
 from __future__ import annotations
@@ -141,7 +143,9 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
 
 
 def reached(records: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
-    """For each unseen oracle whether the agent trained on three wordings has the exact match that was expected."""
+    """For each unseen oracle whether the agent trained on three wordings has the exact match that
+    was expected.
+    """
     rows = summarise(records).get("three wordings", {})
     unseen = [trial for trial in rows if trial.startswith("unseen")]
     return {trial: rows[trial]["mean"] >= GOAL for trial in unseen}
@@ -152,7 +156,10 @@ def verdict(records: Iterable[Mapping[str, Any]]) -> str:
     by_trial = reached(records)
     missed = [trial for trial in ("first", "second") if not by_trial.get(f"unseen: {trial}")]
     if missed:
-        return f"**Against us**: less than the expected {GOAL} on an unseen wording ({', '.join(missed)})."
+        return (
+            f"**Against us**: less than the expected {GOAL} on an unseen wording "
+            f"({', '.join(missed)})."
+        )
     return f"As expected, it is {GOAL} or more on each unseen wording."
 
 

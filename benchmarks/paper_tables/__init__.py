@@ -1,4 +1,5 @@
-"""The papers' tables from configurations that name systems, tasks and models; or all of them in the sandbox.
+"""The papers' tables from configurations that name systems, tasks and models; or all of them in the
+sandbox.
 
 The package's `evaluation/` asks and measures; here the names become objects.
 """

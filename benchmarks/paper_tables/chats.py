@@ -42,11 +42,13 @@ class SelfReflection(PromptedSystem):
 
 
 class JudgedSystem(System):
-    """A system whose answers a judge compares with the accepted ones, as they come: the metric `judged`.
+    """A system whose answers a judge compares with the accepted ones, as they come: the metric
+    `judged`.
 
     Args:
         system ([`System`]): The system that answers.
-        judge ([`AccuracyJudge`]): The judge of the answers; a question without a verdict stays ungraded.
+        judge ([`AccuracyJudge`]): The judge of the answers; a question without a verdict stays
+            ungraded.
     """
 
     def __init__(self, system: System, judge: AccuracyJudge):
@@ -77,14 +79,16 @@ class JudgedSystem(System):
 
 
 class CallCount:
-    """A counter of calls with a limit. Models can share one, because an optimiser's budget is for all its calls.
+    """A counter of calls with a limit.
+
+    Models can share one, because an optimiser's budget is for all its calls.
 
     Args:
         most (`int`, *optional*): The number of calls that may be made; any number by default.
 
     Attributes:
-        end ([`LLMError`], *optional*): A fatal failure, such as a spent budget or a rejected key: no further call is
-            made.
+        end ([`LLMError`], *optional*): A fatal failure, such as a spent budget or a rejected key:
+            no further call is made.
     """
 
     def __init__(self, most: int | None = None):
@@ -113,10 +117,12 @@ class MeteredChat:
 
     Args:
         chat ([`ChatModel`]): The model that is asked.
-        cache ([`ReplayCache`], *optional*): Replies are recorded in it as they come, so that an evaluation that was
-            killed asks nothing twice. For models that have no cache of their own.
-        count ([`CallCount`], *optional*): Counts calls, replayed ones too, or a resumed run would get more of them than
-            one that was not interrupted. When it is used up every further call fails with [`BudgetExceeded`].
+        cache ([`ReplayCache`], *optional*): Replies are recorded in it as they come, so that an
+            evaluation that was killed asks nothing twice. For models that have no cache of their
+            own.
+        count ([`CallCount`], *optional*): Counts calls, replayed ones too, or a resumed run would
+            get more of them than one that was not interrupted. When it is used up every further
+            call fails with [`BudgetExceeded`].
     """
 
     def __init__(

@@ -51,39 +51,51 @@ class TableConfig:
     Args:
         title (`str`): The table's title.
         systems (`list[SystemConfig]`): Its rows.
-        tasks (`list[str]`): Names that [`load_task`] knows, with a split behind a slash where it matters.
-        data_files (`dict`, *optional*): Local files, such as the released ones, by the task whose rows they hold
-            (those of `train_task`, `validation_task` and `fit_task` too); other sets come from the hub.
-        columns (`dict`, *optional*): The column names of files of your own, as [`load_task`] takes them.
-        held_out (`float`, *optional*): Of files of your own this share of the rows fills the table, and optimisers and
-            trained systems learn from the others. See [`~data.hold_out`].
-        models (`dict`): For each name that systems use: `name` at its endpoint, `base_url`, `budget_usd`, `sampling`.
-        each_of (`list[str]`, *optional*): Models; every system that names none of its own (`model`, for an agent its
-            `environment`) is made with each of them.
-        metrics (`list[str]` or `dict`, *optional*): As [`find_metrics`] takes them, for all tasks or by task, `default`
-            for those not named; each task's own by default. `judged` is the verdict of the model `judge`.
-        judge (`str`, *optional*): The one of `models` that compares answers with the accepted ones, for `judged`.
+        tasks (`list[str]`): Names that [`load_task`] knows, with a split behind a slash where it
+            matters.
+        data_files (`dict`, *optional*): Local files, such as the released ones, by the task whose
+            rows they hold (those of `train_task`, `validation_task` and `fit_task` too); other sets
+            come from the hub.
+        columns (`dict`, *optional*): The column names of files of your own, as [`load_task`] takes
+            them.
+        held_out (`float`, *optional*): Of files of your own this share of the rows fills the table,
+            and optimisers and trained systems learn from the others. See [`~data.hold_out`].
+        models (`dict`): For each name that systems use: `name` at its endpoint, `base_url`,
+            `budget_usd`, `sampling`.
+        each_of (`list[str]`, *optional*): Models; every system that names none of its own (`model`,
+            for an agent its `environment`) is made with each of them.
+        metrics (`list[str]` or `dict`, *optional*): As [`find_metrics`] takes them, for all tasks
+            or by task, `default` for those not named; each task's own by default. `judged` is the
+            verdict of the model `judge`.
+        judge (`str`, *optional*): The one of `models` that compares answers with the accepted ones,
+            for `judged`.
         averages (`dict`, *optional*): Name of a row to the tasks whose means it is the mean of.
-        n (`int`, *optional*, defaults to `128`), runs (`int`, *optional*, defaults to `3`), seed (`int`, *optional*,
+        n (`int`, *optional*, defaults to `128`), runs (`int`, *optional*, defaults to `3`), seed
+        (`int`, *optional*,
             defaults to `0`): See [`evaluate_agent`].
-        baseline (`str`, *optional*): The system that the others are compared with; under `each_of`, the one of the same
-            model.
-        marks (`list[str]`, *optional*): Baselines that earn a system a star each where its Wald interval lies above.
-        train_task (`str` or `dict`, *optional*): The optimisers' training set, as in `tasks`; or by task.
+        baseline (`str`, *optional*): The system that the others are compared with; under `each_of`,
+            the one of the same model.
+        marks (`list[str]`, *optional*): Baselines that earn a system a star each where its Wald
+            interval lies above.
+        train_task (`str` or `dict`, *optional*): The optimisers' training set, as in `tasks`; or by
+            task.
         train_rows (`int`, *optional*, defaults to `50`): How many rows of it.
-        validation_task (`str` or `dict`, *optional*), validation_rows (`int`, *optional*): The rows by which GEPA and
-            TextGrad choose; half of the training rows by default.
-        fit_task (`str`, *optional*), fit_rows (`int`, *optional*): The training set of trained systems, by default all
-            its rows; without a task, the optimisers' rows.
+        validation_task (`str` or `dict`, *optional*), validation_rows (`int`, *optional*): The rows
+            by which GEPA and TextGrad choose; half of the training rows by default.
+        fit_task (`str`, *optional*), fit_rows (`int`, *optional*): The training set of trained
+            systems, by default all its rows; without a task, the optimisers' rows.
         calls_budget (`int`, *optional*, defaults to `500`): Calls that each optimiser may make.
-        budget_usd (`float`, *optional*), budget_tokens (`int`, *optional*): What all models together may spend,
-            restarts included; what was spent is kept in the folder's `spending.sqlite`. A model's own limit holds too.
+        budget_usd (`float`, *optional*), budget_tokens (`int`, *optional*): What all models
+            together may spend, restarts included; what was spent is kept in the folder's
+            `spending.sqlite`. A model's own limit holds too.
         encoder (`str`, *optional*): The sentence encoder for `semantic_similarity`.
         output (`str`, *optional*): Folder for answers and tables.
-        figures (`dict`, *optional*): Name of a picture to its `metric` (or `metrics`, by task), `systems` and `tasks`.
-        case (`str`, *optional*): The system whose right answers `case.md` compares with the other systems' answers.
-        left_out (`dict`, *optional*): The parts of the paper's table that are missing here, with the reasons; printed
-            below the table.
+        figures (`dict`, *optional*): Name of a picture to its `metric` (or `metrics`, by task),
+            `systems` and `tasks`.
+        case (`str`, *optional*): The system whose right answers `case.md` compares with the other
+            systems' answers.
+        left_out (`dict`, *optional*): The parts of the paper's table that are missing here, with
+            the reasons; printed below the table.
         sandbox (`dict`, *optional*): The values of these fields under `--sandbox`.
     """
 

@@ -1,5 +1,6 @@
-"""The statistics of the papers' tables beside means and intervals: averages over sets, several trainings, Wald's
-interval and its stars."""
+"""The statistics of the papers' tables beside means and intervals: averages over sets, several
+trainings, Wald's interval and its stars.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +16,11 @@ from agentic_prompting.evaluation.metrics import BINARY
 
 
 def average_results(results: Sequence[Result], task: str) -> Result:
-    """The "Average" row of a table: one system's mean over tasks of its means, each task counting once.
+    """The "Average" row of a table: one system's mean over tasks of its means, each task counting
+    once.
 
-    Intervals as in [`mean_of_means`]; `values` are empty. A metric is averaged over the tasks that report it.
+    Intervals as in [`mean_of_means`]; `values` are empty. A metric is averaged over the tasks that
+    report it.
 
     Args:
         results (`Sequence[Result]`): One system's results on different tasks.
@@ -35,7 +38,8 @@ def average_results(results: Sequence[Result], task: str) -> Result:
 
 
 def over_seeds(results: Sequence[Result]) -> Result:
-    """One system on one task, trained (or run) with several seeds, as one result: means with [`seed_interval`].
+    """One system on one task, trained (or run) with several seeds, as one result: means with
+    [`seed_interval`].
 
     Args:
         results (`Sequence[Result]`): One result for each seed, on the same questions.
@@ -90,10 +94,12 @@ def _joined(
 def wald_interval(successes: int, n: int, level: float = 0.95) -> Estimate:
     """The textbook interval for a share, mean ± z standard errors, as in ProRefine's Table 1.
 
-    It has no width at 0 and n successes and covers too little near them; our own is [`wilson_interval`].
+    It has no width at 0 and n successes and covers too little near them; our own is
+    [`wilson_interval`].
 
     Args:
-        successes (`int`), n (`int`), level (`float`, *optional*, defaults to `0.95`): As in [`wilson_interval`].
+        successes (`int`), n (`int`), level (`float`, *optional*, defaults to `0.95`): As in
+            [`wilson_interval`].
 
     Raises:
         `ValueError`: As in [`wilson_interval`].
@@ -106,10 +112,12 @@ def wald_interval(successes: int, n: int, level: float = 0.95) -> Estimate:
 def mean_of_means(
     groups: Sequence[Sequence[float]], level: float = 0.95, n_resamples: int = 2000
 ) -> Estimate:
-    """The mean of several groups' means, each group counting once; bootstrap interval, resampled within the groups.
+    """The mean of several groups' means, each group counting once; bootstrap interval, resampled
+    within the groups.
 
     Args:
-        groups (`Sequence[Sequence[float]]`): The values of each group, finite, at least one in each.
+        groups (`Sequence[Sequence[float]]`): The values of each group, finite, at least one in
+            each.
         level (`float`), n_resamples (`int`): As in [`bootstrap_interval`].
     """
     rng = np.random.default_rng(0)
@@ -123,7 +131,8 @@ def mean_of_means(
 
 
 def seed_interval(means: Sequence[float], level: float = 0.95) -> Estimate:
-    """Student's interval for the mean over seeds, which covers the spread of trainings and is wide for three.
+    """Student's interval for the mean over seeds, which covers the spread of trainings and is wide
+    for three.
 
     Args:
         means (`Sequence[float]`): One figure for each seed, at least two.
@@ -143,12 +152,16 @@ def _student(level: float, freedom: int) -> float:
 
 
 def stars(share: Estimate, baselines: Sequence[Estimate]) -> str:
-    """A star for each baseline whose interval lies below: with Wald's intervals the marks of ProRefine's Table 1."""
+    """A star for each baseline whose interval lies below: with Wald's intervals the marks of
+    ProRefine's Table 1.
+    """
     return "*" * sum(share.low > baseline.high for baseline in baselines)
 
 
 def wald_of(result: Result) -> Estimate | None:
-    """The first metric with its Wald interval; `None` if it is no share of right answers, or missing."""
+    """The first metric with its Wald interval; `None` if it is no share of right answers, or
+    missing.
+    """
     metric = next(iter(result.values), "")
     scores = result.values.get(metric, {}).values()
     if not scores or metric not in BINARY:
@@ -159,7 +172,8 @@ def wald_of(result: Result) -> Estimate | None:
 def wald_column(
     results: Sequence[Result], marks: Mapping[str, Sequence[str]]
 ) -> Callable[[Result], dict[str, str]]:
-    """A column with the first metric's Wald interval and a star for each baseline below it, as ProRefine's Table 1 has.
+    """A column with the first metric's Wald interval and a star for each baseline below it, as
+    ProRefine's Table 1 has.
 
     Args:
         results (`Sequence[Result]`): All of the table.

@@ -1,4 +1,5 @@
-"""The papers' figures from tables and runs: bars with intervals, training curves overlaid, one case across methods.
+"""The papers' figures from tables and runs: bars with intervals, training curves overlaid, one case
+across methods.
 
     python benchmarks/paper_tables/figures.py --output runs/figure6 \\
         --runs GPT-4o-mini=runs/qwen3_4b GPT-OSS-20B=runs/qwen3_4b_gpt_oss_20b     # Prompt-R1, Figure 6 (a-b)
@@ -29,10 +30,12 @@ _HATCHES = ("", "//", "..", "xx")  # after all colours have been used
 
 
 def draw_figures(run: TableRun, config: TableConfig, folder: Path) -> None:
-    """Draw a configuration's `figures` into `folder`; `left_out` gets the reason for each figure that is not drawn.
+    """Draw a configuration's `figures` into `folder`; `left_out` gets the reason for each figure
+    that is not drawn.
 
-    Each has the `metric` of its bars: a name, `first` (each task's first one), `wald` (the same with Wald's interval),
-    or a `dict` by task; and where not all of them are shown `tasks` and `systems`.
+    Each has the `metric` of its bars: a name, `first` (each task's first one), `wald` (the same
+    with Wald's interval), or a `dict` by task; and where not all of them are shown `tasks` and
+    `systems`.
     """
     for name, figure in config.figures.items():
         bars = bars_of(run.evaluation, config, figure)
@@ -132,7 +135,8 @@ def draw_bars(bars: Mapping[str, Mapping[str, Estimate]], path: Path, title: str
 
 
 def draw_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> Path:
-    """Reward and turns of several trainings over their steps, one line each (Prompt-R1, Figure 6 a-b).
+    """Reward and turns of several trainings over their steps, one line each (Prompt-R1, Figure 6
+    a-b).
 
     Args:
         runs (`dict`): Logs by the training's name, as in `trainer.state.log_history`.
@@ -160,8 +164,9 @@ def draw_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> 
 
 
 def write_case(evaluation: Evaluation, system: str, path: Path) -> Path:
-    """One question across methods, answers and scores (Prompt-R1, Figure 9): of those that `system` answers right, the
-    one that the fewest others do."""
+    """One question across methods, answers and scores (Prompt-R1, Figure 9): of those that `system`
+    answers right, the one that the fewest others do.
+    """
     metrics = find_metrics(["exact_match", "token_f1"])
     records = [record for record in evaluation.records if record["run"] == 0]
     scores = score_records(records, metrics)
@@ -231,7 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         if not states:
             raise SystemExit(
-                f"{folder} has no trainer_state.json: train with save_steps, or trainer.save_state()"
+                f"{folder} has no trainer_state.json: train with save_steps, or "
+                "trainer.save_state()"
             )
         logs[name] = json.loads(states[-1].read_text(encoding="utf-8"))["log_history"]
     print(draw_curves(logs, options.output / "training.png"))

@@ -46,13 +46,15 @@ class TableRun:
         evaluation ([`Evaluation`]): Results and answers.
         comparisons (`list[Comparison]`): The comparisons with the baseline.
         skipped (`dict[str, str]`): The reason for each system that could not be made.
-        left_out (`dict[str, str]`): The reason for each other part of the paper's table that is missing.
-        not_asked (`dict[tuple[str, str], str]`): The reason for each system and task that it cannot answer: a row
-            without figures.
-        notes (`dict[tuple[str, str], str]`): Remarks on a system's row, such as that an optimiser has found
-            nothing.
+        left_out (`dict[str, str]`): The reason for each other part of the paper's table that is
+            missing.
+        not_asked (`dict[tuple[str, str], str]`): The reason for each system and task that it cannot
+            answer: a row without figures.
+        notes (`dict[tuple[str, str], str]`): Remarks on a system's row, such as that an optimiser
+            has found nothing.
         files (`dict[str, Path]`): The tables by kind, the pictures by name.
-        spent (`dict[str, Usage]`): Tokens and dollars by model, those of optimisers and of earlier runs included.
+        spent (`dict[str, Usage]`): Tokens and dollars by model, those of optimisers and of earlier
+            runs included.
     """
 
     evaluation: Evaluation
@@ -76,15 +78,19 @@ def run_table(
 
     Args:
         config ([`TableConfig`]): The table.
-        sandbox (`bool`, *optional*, defaults to `False`): Use stand-ins for models and tasks; see `sandbox.py`.
+        sandbox (`bool`, *optional*, defaults to `False`): Use stand-ins for models and tasks; see
+            `sandbox.py`.
         output (`str` or `Path`, *optional*): A folder in place of the configuration's.
-        progress (`bool`, *optional*, defaults to `True`): Show progress bars, or in a file or a pipe a line a minute.
-        seeds (`list[int]`, *optional*): Run everything once for each seed, with the agent trained with it (`{seed}` in
-            its folder, else `-seed<N>` behind it), baselines trained and prompts optimised with it, and each question
-            asked once. The table has the means over seeds, with Student's interval over them.
+        progress (`bool`, *optional*, defaults to `True`): Show progress bars, or in a file or a
+            pipe a line a minute.
+        seeds (`list[int]`, *optional*): Run everything once for each seed, with the agent trained
+            with it (`{seed}` in its folder, else `-seed<N>` behind it), baselines trained and
+            prompts optimised with it, and each question asked once. The table has the means over
+            seeds, with Student's interval over them.
 
     Raises:
-        `ValueError`: A task, model or metric does not exist, `seeds` has only one, or another process fills the table.
+        `ValueError`: A task, model or metric does not exist, `seeds` has only one, or another
+        process fills the table.
         [`EvaluationStopped`]: A system cannot continue. The same call resumes the table.
     """
     if len(set(seeds)) != len(seeds) or len(seeds) == 1:
@@ -129,14 +135,16 @@ def run_table(
 
 
 def _check_calls(config: TableConfig, lessons: Mapping[str, Lessons]) -> None:
-    """Raise `ValueError` if an optimiser may not make the calls that its first prompt's score takes."""
+    """Raise `ValueError` if an optimiser may not make the calls that its first prompt's score
+    takes.
+    """
     for system in config.systems:
         for lesson in lessons.values():
             needed = calls_to_score_once(system.kind, lesson.train, lesson.validation)
             if needed > config.calls_budget:
                 raise ValueError(
-                    f"calls_budget is {config.calls_budget}, and {system.name} needs {needed} calls to score its "
-                    "first prompt: raise calls_budget, or lower train_rows"
+                    f"calls_budget is {config.calls_budget}, and {system.name} needs {needed} "
+                    "calls to score its first prompt: raise calls_budget, or lower train_rows"
                 )
 
 
@@ -208,7 +216,9 @@ def _averages(config: TableConfig, tasks: Sequence[str], evaluation: Evaluation)
 
 
 def _together(parts: Sequence[Evaluation]) -> Evaluation:
-    """The evaluations of several seeds as one; systems without a result for every seed are left out."""
+    """The evaluations of several seeds as one; systems without a result for every seed are left
+    out.
+    """
     results_of: dict[tuple[str, str], list[Result]] = {}
     records: list[dict[str, Any]] = []
     for part in parts:
@@ -290,7 +300,10 @@ def _real_parts(config: TableConfig, cache_of_replies: ReplayCache, stack: ExitS
     models = connect(config.models, cache_of_replies, stack)
     for name, (chat, _) in models.items():
         if chat.needs_key and not chat.find_key():
-            fix = "export OPENAI_API_KEY=YOUR_KEY, give its `base_url`, or see the table run with --sandbox"
+            fix = (
+                "export OPENAI_API_KEY=YOUR_KEY, give its `base_url`, or see the table run with "
+                "--sandbox"
+            )
             raise ValueError(f"no key for {name} ({chat.model}): {fix}")
 
     @cache

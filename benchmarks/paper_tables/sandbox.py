@@ -1,8 +1,10 @@
-"""The stand-ins for models and data sets when a table runs with `--sandbox`: real code, small world.
+"""The stand-ins for models and data sets when a table runs with `--sandbox`: real code, small
+world.
 
-There are three tasks: sorting words, counting things, and questions about countries that take two or three facts. One
-stand-in model answers all of them and follows its system prompt; another one writes prompts, and some of its advice is
-bad. They show that every system runs and that its figures are right. They say nothing about real models.
+There are three tasks: sorting words, counting things, and questions about countries that take two
+or three facts. One stand-in model answers all of them and follows its system prompt; another one
+writes prompts, and some of its advice is bad. They show that every system runs and that its figures
+are right. They say nothing about real models.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ def sandbox_task_for(name: str) -> str:
 def stand_in_tasks(config: TableConfig) -> list[EvaluationTask]:
     """For each data set of a table different questions of its stand-in, under both names.
 
-    The metrics are the task's own, which optimisers maximise, and the table's, except those with a sentence encoder.
+    The metrics are the task's own, which optimisers maximise, and the table's, except those with a
+    sentence encoder.
     """
     n = config.n or 32
     tasks = []
@@ -108,10 +111,11 @@ def stand_in_tasks(config: TableConfig) -> list[EvaluationTask]:
 
 
 class SandboxModel:
-    """The stand-in for a large LLM: it solves puzzles as its system prompt says, knows facts, and guesses combinations.
+    """The stand-in for a large LLM: it solves puzzles as its system prompt says, knows facts, and
+    guesses combinations.
 
-    It finds no mistake when it is asked to check its answer, and answers the same when it is asked again: it is no
-    better at finding its own mistakes than at avoiding them.
+    It finds no mistake when it is asked to check its answer, and answers the same when it is asked
+    again: it is no better at finding its own mistakes than at avoiding them.
 
     Args:
         seed (`int`, *optional*, defaults to `0`): The seed of its slips and guesses.
@@ -142,9 +146,9 @@ class SandboxModel:
 class SandboxEditor(ScriptedChat):
     """The stand-in for a model that criticises, judges and writes prompts.
 
-    It recognises the requests of OPRO, GEPA, TextGrad and E-SPL by their form and returns the prompt with one more
-    piece of advice, chosen at random. ProRefine's three roles are those of its own sandbox. To any other request it
-    replies that the prompt is not specific enough.
+    It recognises the requests of OPRO, GEPA, TextGrad and E-SPL by their form and returns the
+    prompt with one more piece of advice, chosen at random. ProRefine's three roles are those of its
+    own sandbox. To any other request it replies that the prompt is not specific enough.
 
     Args:
         seed (`int`, *optional*, defaults to `0`): The seed of its choices and its mistakes.
@@ -176,7 +180,9 @@ def sandbox_models(seed: int = 0) -> dict[str, ChatModel]:
 
 
 def no_way_to_answer(system: SystemConfig, task: EvaluationTask) -> str:
-    """The reason not to ask a stand-in, where a score of zero would mean nothing; `""` if it is asked."""
+    """The reason not to ask a stand-in, where a score of zero would mean nothing; `""` if it is
+    asked.
+    """
     is_trained = bool({"base", "folder"} & KINDS[system.kind])
     if is_trained and "sandbox_countries" not in task.name:
         return "not asked: its policy reads countries' words alone"

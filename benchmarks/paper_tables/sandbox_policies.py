@@ -1,7 +1,8 @@
-"""The trained systems of a table in the sandbox: one warm start, and what SFT and GRPO make of it, trained once each.
+"""The trained systems of a table in the sandbox: one warm start, and what SFT and GRPO make of it,
+trained once each.
 
-Smaller than `make demo`: half its GRPO steps, so that a whole table takes minutes. All of them know the words of the
-questions about countries and no others.
+Smaller than `make demo`: half its GRPO steps, so that a whole table takes minutes. All of them know
+the words of the questions about countries and no others.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def policy_for(system_kind: str, folder: Path, seed: int = 0) -> Path:
     """The folder of a policy for a kind of system, trained if it is not there yet.
 
     Args:
-        system_kind (`str`): `agent_untrained` (the warm start), `agent`, `sft` or `grpo_single_turn`.
+        system_kind (`str`): `agent_untrained` (the warm start), `agent`, `sft` or
+            `grpo_single_turn`.
         folder (`Path`): Where all of them are.
         seed (`int`, *optional*, defaults to `0`): Of data, weights and training.
     """

@@ -1,4 +1,5 @@
-"""The baselines that are trained: on question and answer alone (SFT), or by reward in a single turn (GRPO).
+"""The baselines that are trained: on question and answer alone (SFT), or by reward in a single turn
+(GRPO).
 
 Both are TRL's trainers, without an environment. A model that is in its folder is not trained again.
 """
@@ -73,11 +74,12 @@ def train_sft(
     Args:
         base (`str` or `Path`): The model to begin with.
         rows (`Sequence[Mapping]`): `question`, `answers`.
-        folder (`str` or `Path`): The folder for the model; a model that is there is used as it is, if it was made from
-            the same inputs.
+        folder (`str` or `Path`): The folder for the model; a model that is there is used as it is,
+            if it was made from the same inputs.
         spec ([`AgentSpec`]): The agent's spec, saved with the model.
-        lora_rank (`int`, *optional*, defaults to `8`): The rank of the adapter on all linear layers, which is merged
-            after training (Table 7; alpha is twice the rank, LLaMA-Factory's default); `None` trains all weights.
+        lora_rank (`int`, *optional*, defaults to `8`): The rank of the adapter on all linear
+            layers, which is merged after training (Table 7; alpha is twice the rank,
+            LLaMA-Factory's default); `None` trains all weights.
         **arguments: Arguments of [`~trl.SFTConfig`] that differ from [`TABLE_7`].
     """
     folder = Path(folder)
@@ -115,8 +117,8 @@ def train_single_turn(
 
     Args:
         base, rows, folder, spec: As in [`train_sft`].
-        **arguments: Arguments of [`PromptR1Config`]; `config`, a YAML file of a Prompt-R1 training, gives its
-            hyper-parameters ("the same as Prompt-R1", Appendix G).
+        **arguments: Arguments of [`PromptR1Config`]; `config`, a YAML file of a Prompt-R1 training,
+            gives its hyper-parameters ("the same as Prompt-R1", Appendix G).
     """
     folder = Path(folder)
 

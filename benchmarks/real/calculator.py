@@ -8,27 +8,30 @@ Appends a record for each seed to `--records`; what is recorded is not run again
 
 Protocol, written before any run of the reported seeds.
 
-1. Task. "What is 47 * 86 + 19?", "What is (47 + 86) * 19?", "What is 47 * 86 - 19?", numbers of two digits, drawn by the
-   seed; 256 questions of which training has none. A tool, `calculate(expression)`, knows `+`, `-`, `*` and brackets.
-2. Model. SmolLM2-135M-Instruct, out of a package. Its chat template shows no tools, so it gets one that does (`TEMPLATE`),
-   in the form of Qwen and Hermes. It first imitates 64 uneven demonstrations (8 steps of 8): half guess without a call, a
-   third leave a part of the expression out, about a sixth are right. Then 20 steps of `MultiTurnGRPOTrainer` with LoRA, 4
-   questions of 8 rollouts each; the reward is exact match.
-3. Compared, on the same questions: the published model with the same template, the model after its warm start, the trained
-   one.
+1. Task. "What is 47 * 86 + 19?", "What is (47 + 86) * 19?", "What is 47 * 86 - 19?", numbers of two
+   digits, drawn by the seed; 256 questions of which training has none. A tool,
+   `calculate(expression)`, knows `+`, `-`, `*` and brackets.
+2. Model. SmolLM2-135M-Instruct, out of a package. Its chat template shows no tools, so it gets one
+   that does (`TEMPLATE`), in the form of Qwen and Hermes. It first imitates 64 uneven
+   demonstrations (8 steps of 8): half guess without a call, a third leave a part of the expression
+   out, about a sixth are right. Then 20 steps of `MultiTurnGRPOTrainer` with LoRA, 4 questions of 8
+   rollouts each; the reward is exact match.
+3. Compared, on the same questions: the published model with the same template, the model after its
+   warm start, the trained one.
 4. Seeds 991, 992 and 993; tuning seeds 1 to 3.
-5. Expected on every seed: the trained model calls the tool in at least .9 of the rollouts, exact match is at least .8 and
-   above the warm start with an interval above 0, and no rollout fails. Against us: any of these is missed. The figures are
-   printed whatever they are.
+5. Expected on every seed: the trained model calls the tool in at least .9 of the rollouts, exact
+   match is at least .8 and above the warm start with an interval above 0, and no rollout fails.
+   Against us: any of these is missed. The figures are printed whatever they are.
 
-Before it one tuning seed was run, seed 1, whose model learned: right answers rose from .047 to .668 in 12 steps. On the first
-reported seed, 991, the protocol was missed. No answer was right after the warm start, so the reward was 0 in all 20 steps, and
-the model learned nothing. Seeds 992 and 993 were not run.
+Before it one tuning seed was run, seed 1, whose model learned: right answers rose from .047 to .668
+in 12 steps. On the first reported seed, 991, the protocol was missed. No answer was right after the
+warm start, so the reward was 0 in all 20 steps, and the model learned nothing. Seeds 992 and 993
+were not run.
 
-Second protocol, written after that and before any run of its seeds: the same, but the model first imitates 96
-demonstrations (12 steps of 8), of which .4 guess, .3 leave a part of the expression out and .3 are right. Chosen by the
-share of right answers after the warm start alone, .16 and .17 on tuning seeds 1 and 2; training was not tuned again. Seeds 994,
-995 and 996. Expected: as above.
+Second protocol, written after that and before any run of its seeds: the same, but the model first
+imitates 96 demonstrations (12 steps of 8), of which .4 guess, .3 leave a part of the expression out
+and .3 are right. Chosen by the share of right answers after the warm start alone, .16 and .17 on
+tuning seeds 1 and 2; training was not tuned again. Seeds 994, 995 and 996. Expected: as above.
 """
 
 from __future__ import annotations
@@ -95,7 +98,7 @@ Function: {{ tool.function | tojson }}
 """
 
 
-# --- the task ---------------------------------------------------------------------------------------------------------
+# --- the task -------------------------------------------------------------------------------------
 
 
 def calculate(expression: str) -> str:
@@ -154,7 +157,7 @@ def demonstrate(row: Mapping[str, Any], generator: random.Random) -> dict[str, A
     return {**row, "turns": [call_text(expression), value], "observations": [value]}
 
 
-# --- a run ------------------------------------------------------------------------------------------------------------
+# --- a run ----------------------------------------------------------------------------------------
 
 
 def measure(seed: int, folder: Path) -> dict[str, Any]:
@@ -233,7 +236,7 @@ def ask(model: Path, environment: Any, spec: Any, rows: Sequence[Any], seed: int
     }
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def _shares(stage: Mapping[str, str]) -> tuple[float, float]:

@@ -9,34 +9,42 @@ Appends a record for each seed to `--records`; what is recorded is not run again
 
 Protocol, written before the run of the reported seed.
 
-1. World. Questions about invented towns that no model has read about, sums, and words to be spelled backwards; half of
-   the questions need two workers, such as "What is 112 plus the year in which Dalgate was founded?". Three workers, all of
-   them functions: an archive that looks a fact up (BM25) and replies with its value, a calculator, and a speller. They
-   are called so, and the prompt describes them in a line each, in an order that is drawn for each group. Measured first:
-   what each worker alone and an oracle router of whole questions reach, and that the right plan reaches 1.
-2. Model. SmolLM2-135M-Instruct, out of a package. It first imitates 192 uneven demonstrations (24 steps of 8): about a
-   third follow the right plan, the others pass the whole question on, ask the wrong worker, or guess. Then 16 steps of
-   `PromptR1Trainer` with LoRA, 4 questions of 8 rollouts each, and Prompt-R1's reward.
-3. Compared, on the same 192 questions about held-out towns: the published model, the model after its warm start, the
-   trained one, and the baselines.
+1. World. Questions about invented towns that no model has read about, sums, and words to be spelled
+   backwards; half of the questions need two workers, such as "What is 112 plus the year in which
+   Dalgate was founded?". Three workers, all of them functions: an archive that looks a fact up
+   (BM25) and replies with its value, a calculator, and a speller. They are called so, and the
+   prompt describes them in a line each, in an order that is drawn for each group. Measured first:
+   what each worker alone and an oracle router of whole questions reach, and that the right plan
+   reaches 1.
+2. Model. SmolLM2-135M-Instruct, out of a package. It first imitates 192 uneven demonstrations (24
+   steps of 8): about a third follow the right plan, the others pass the whole question on, ask the
+   wrong worker, or guess. Then 16 steps of `PromptR1Trainer` with LoRA, 4 questions of 8 rollouts
+   each, and Prompt-R1's reward.
+3. Compared, on the same 192 questions about held-out towns: the published model, the model after
+   its warm start, the trained one, and the baselines.
 4. Seed 951; tuning seed 1.
-5. Expected: the trained model is above the warm start and above the oracle router, both with an interval above 0 over
-   questions; at least .9 of its turns are well formed; no rollout fails. Against us: any of these is missed. The figures are
-   printed whatever they are. One seed says nothing about other seeds.
+5. Expected: the trained model is above the warm start and above the oracle router, both with an
+   interval above 0 over questions; at least .9 of its turns are well formed; no rollout fails.
+   Against us: any of these is missed. The figures are printed whatever they are. One seed says
+   nothing about other seeds.
 
-It was missed: the reward rose for three steps, from -.02 to .25, and then the policy learned to ask until its turns were used
-up. Prompt-R1's reward as it is printed gives such an episode 0, as much as one with a wrong answer (`gate="paper"`), and 29 of
-the 32 rollouts of step 9 ended so. The run was paused for half an hour, and its three evaluations were made by `ask` after it.
+It was missed: the reward rose for three steps, from -.02 to .25, and then the policy learned to ask
+until its turns were used up. Prompt-R1's reward as it is printed gives such an episode 0, as much
+as one with a wrong answer (`gate="paper"`), and 29 of the 32 rollouts of step 9 ended so. The run
+was paused for half an hour, and its three evaluations were made by `ask` after it.
 
-Second protocol, written after that and before any run of its seed. `PromptR1Reward(gate="strict")` closes this loophole. On
-tuning seed 1 it ended in another fault within five steps: one plan, archive and then calculator, for questions of every kind,
-because three of the four questions of a step happened to be of the kind for which it is right. So a step has 8 questions of 4
-rollouts, at a rate of 2e-4 in the place of 5e-4 and a temperature of 1.0 in the place of .7. The model first imitates 288
-demonstrations in the place of 192 (36 steps), drawn from all kinds of questions alike, of which .45 in the place of .35 follow
-the right plan. With that the rewards of seed 1 rose from .27 to .72 within the 16 steps. Seed 952. Expected: as above.
+Second protocol, written after that and before any run of its seed. `PromptR1Reward(gate="strict")`
+closes this loophole. On tuning seed 1 it ended in another fault within five steps: one plan,
+archive and then calculator, for questions of every kind, because three of the four questions of a
+step happened to be of the kind for which it is right. So a step has 8 questions of 4 rollouts, at a
+rate of 2e-4 in the place of 5e-4 and a temperature of 1.0 in the place of .7. The model first
+imitates 288 demonstrations in the place of 192 (36 steps), drawn from all kinds of questions alike,
+of which .45 in the place of .35 follow the right plan. With that the rewards of seed 1 rose from
+.27 to .72 within the 16 steps. Seed 952. Expected: as above.
 
-It was kept: .406 after the warm start, .714 trained, .469 the oracle router, every turn in form, nothing failed. But sums, of
-which the warm start answered .72, were unlearned (.05): in the end their questions go to the archive alone.
+It was kept: .406 after the warm start, .714 trained, .469 the oracle router, every turn in form,
+nothing failed. But sums, of which the warm start answered .72, were unlearned (.05): in the end
+their questions go to the archive alone.
 """
 
 from __future__ import annotations
@@ -70,8 +78,8 @@ HELD_OUT = 192
 DEMONSTRATIONS = 288
 WARM_START_STEPS = 36
 STEPS = 16
-# 8 questions of 4 rollouts a step: with few questions, the plan of the kind that happens to be frequent in a step is
-# taken for the plan of all kinds.
+# 8 questions of 4 rollouts a step: with few questions, the plan of the kind that happens to be
+# frequent in a step is taken for the plan of all kinds.
 TRAINING = {"num_generations": 4, "learning_rate": 2e-4, "temperature": 1.0}
 GRAMMAR = AskGrammar()
 LIMITS = Limits(max_turns=4, max_turn_tokens=64, max_tokens=480)
@@ -98,7 +106,7 @@ MIX = {"plan": 0.45, "whole": 0.2, "wrong worker": 0.2, "guess": 0.15}
 """How often each kind of demonstration is drawn."""
 
 
-# --- the world --------------------------------------------------------------------------------------------------------
+# --- the world ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -153,7 +161,9 @@ def make_pool(facts: Sequence[Fact]) -> dict[str, Worker]:
 def draw_question(
     kind: str, facts: Sequence[Fact], generator: random.Random
 ) -> tuple[str, str, list[tuple[str, str]]]:
-    """A question of a kind of `SHARES`, its answer, and its plan: the worker and the request of each call."""
+    """A question of a kind of `SHARES`, its answer, and its plan: the worker and the request of
+    each call.
+    """
     number = generator.randint(11, 999)
     if kind == "fact":
         fact = generator.choice(facts)
@@ -201,7 +211,7 @@ def draw_rows(
     return list(rows.values())
 
 
-# --- demonstrations ---------------------------------------------------------------------------------------------------
+# --- demonstrations -------------------------------------------------------------------------------
 
 
 def begin(row: Mapping[str, Any], environment: Workers, seed: int) -> dict[str, Any]:
@@ -259,7 +269,7 @@ async def draw_demonstrations(
     return [await demonstrate(row, environment, answers, generator) for row in chosen]
 
 
-# --- a run ------------------------------------------------------------------------------------------------------------
+# --- a run ----------------------------------------------------------------------------------------
 
 
 def make_world(seed: int) -> World:
@@ -273,7 +283,9 @@ def make_world(seed: int) -> World:
 
 
 def measure(seed: int, world: World, folder: Path) -> dict[str, Any]:
-    """Warm-start a conductor, train it, and ask it the held-out questions before, between and after."""
+    """Warm-start a conductor, train it, and ask it the held-out questions before, between and
+    after.
+    """
     from agentic_prompting import PromptR1Config, PromptR1Trainer
     from agentic_prompting.local import has_bf16_instructions
     from agentic_prompting.rewards import PromptR1Reward
@@ -360,7 +372,9 @@ def ask(
 
 
 def _asked_workers(rollout: Rollout) -> list[str | None]:
-    """The workers that an episode asked, by their names in the pool; `None` for a name that is not in it."""
+    """The workers that an episode asked, by their names in the pool; `None` for a name that is not
+    in it.
+    """
     workers = []
     for turn in rollout.turns:
         for call in GRAMMAR.read_calls(turn.text):
@@ -391,7 +405,7 @@ def ask_baselines(
     return results
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def figures_of(stage: Mapping[str, Any]) -> dict[str, Any]:
@@ -402,7 +416,9 @@ def figures_of(stage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def systems_table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Exact match of the conductor's stages and of the baselines, and what the trained one has more."""
+    """Exact match of the conductor's stages and of the baselines, and what the trained one has
+    more.
+    """
     if not records:
         return "No run of it has been recorded yet."
     rows = []

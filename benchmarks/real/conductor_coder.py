@@ -1,4 +1,5 @@
-"""A real model of 135 million parameters learns to lead a real large LLM, an archive and a calculator.
+"""A real model of 135 million parameters learns to lead a real large LLM, an archive and a
+calculator.
 
     python -m benchmarks.real.conductor_coder --base-url http://localhost:8080/v1 --llm qwen2.5-coder-1.5b --world
     python -m benchmarks.real.conductor_coder --base-url ... --llm NAME --json  # one seed, about an hour on two cores
@@ -9,18 +10,22 @@ Appends a record for each seed to `--records`; what is recorded is not run again
 
 Protocol, written before the run of the reported seed.
 
-1. World. As in `conductor.py`, with a large LLM, Qwen2.5-Coder-1.5B-Instruct (Q4_K_M) in llama.cpp with one thread at
-   temperature 0, in the place of the speller: it knows the symbols of the chemical elements. Which element was discovered
-   in which invented town only the archive knows, so that "What is the chemical symbol of the element that was discovered in
-   Dalgate?" needs both, and the LLM reads the archive's reply as a quotation. Held out are towns and 28 elements. In
-   training every kind of question is equally frequent. Measured first (seed 1): the LLM alone .219, the oracle router of
-   whole questions .516, the right plan .927, because the LLM does not know every symbol.
-2. Model, warm start, training and comparison are those of the second protocol of `conductor.py`. On seed 1 the world, the
-   warm start (exact match .396) and two steps of training were tried here, and nothing was changed.
+1. World. As in `conductor.py`, with a large LLM, Qwen2.5-Coder-1.5B-Instruct (Q4_K_M) in llama.cpp
+   with one thread at temperature 0, in the place of the speller: it knows the symbols of the
+   chemical elements. Which element was discovered in which invented town only the archive knows, so
+   that "What is the chemical symbol of the element that was discovered in Dalgate?" needs both, and
+   the LLM reads the archive's reply as a quotation. Held out are towns and 28 elements. In training
+   every kind of question is equally frequent. Measured first (seed 1): the LLM alone .219, the
+   oracle router of whole questions .516, the right plan .927, because the LLM does not know every
+   symbol.
+2. Model, warm start, training and comparison are those of the second protocol of `conductor.py`. On
+   seed 1 the world, the warm start (exact match .396) and two steps of training were tried here,
+   and nothing was changed.
 3. Seed 953; tuning seed 1.
-4. Expected: the trained model is above the warm start and above the oracle router, both with an interval above 0 over
-   questions; at least .9 of its turns are well formed; no rollout fails. Against us: any of these is missed. The figures are
-   printed whatever they are. One seed says nothing about other seeds.
+4. Expected: the trained model is above the warm start and above the oracle router, both with an
+   interval above 0 over questions; at least .9 of its turns are well formed; no rollout fails.
+   Against us: any of these is missed. The figures are printed whatever they are. One seed says
+   nothing about other seeds.
 """
 
 from __future__ import annotations
@@ -58,7 +63,10 @@ LLM_SETTINGS = {
     "max_tokens": 24,
 }
 SHARES = {"fact": 0.25, "sum": 0.13, "symbol": 0.12, "fact, sum": 0.25, "fact, symbol": 0.25}
-"""How often each kind of question is drawn for the test. In training, every kind is equally frequent."""
+"""How often each kind of question is drawn for the test.
+
+In training, every kind is equally frequent.
+"""
 
 
 def make_pool(facts: Sequence[Fact], chat: OpenAIChat) -> dict[str, Worker]:
@@ -91,7 +99,9 @@ def discoveries(
 def draw_question(
     kind: str, facts: Sequence[Fact], generator: random.Random
 ) -> tuple[str, str, list[tuple[str, str]]]:
-    """A question of a kind of `SHARES`, its answer, and its plan: the worker and the request of each call."""
+    """A question of a kind of `SHARES`, its answer, and its plan: the worker and the request of
+    each call.
+    """
     if "symbol" not in kind:
         return draw_question_of_functions(kind, facts, generator)
     symbols = {fact.subject: fact for fact in element_facts() if fact.relation == "symbol"}

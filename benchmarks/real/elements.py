@@ -1,4 +1,6 @@
-"""The chemical elements, and questions about them: facts that a large LLM knows, and one of 135 million parameters hardly."""
+"""The chemical elements, and questions about them: facts that a large LLM knows, and one of 135
+million parameters hardly.
+"""
 
 from __future__ import annotations
 

@@ -1,24 +1,30 @@
-"""E-SPL's evolution of prompts alone with real models: one of .5 billion parameters answers, one of 1.5 billion reflects.
+"""E-SPL's evolution of prompts alone with real models: one of .5 billion parameters answers, one of
+1.5 billion reflects.
 
     python -m benchmarks.real.evolve_prompts --policy-url http://localhost:8081/v1 --reflector-url http://localhost:8080/v1
     python -m benchmarks.real.evolve_prompts ... --tuning  # the seed that is not reported
     python -m benchmarks.real.evolve_prompts  # the tables, from the records
 
-Appends a record for each task to `--records`; what is recorded is not run again. A stopped evolution goes on from `--folder`.
+Appends a record for each task to `--records`; what is recorded is not run again. A stopped
+evolution goes on from `--folder`.
 
 Protocol, written before the runs of the reported seed.
 
-1. Models. Qwen2.5-Coder-0.5B-Instruct answers, Qwen2.5-Coder-1.5B-Instruct reflects (both Q4_K_M, in llama.cpp with one
-   thread each).
-2. Tasks, made by rule, with a structure that a prompt can state and no model can know. `queues`: a note to a town's
-   office belongs into one of four queues, by its topic; which topic belongs into which queue is drawn. `dates`: a date is
-   to be written in the office's own format, which is drawn. 64 questions to learn from, 256 held out.
-3. Evolution. `evolve` with 8 steps of 8 problems, 2 prompts and 2 answers each, `reflection="rewrite"` and
-   `reflect_on="imperfect"`, because at first hardly any answer is right. The first prompt states the task without its rule.
-4. Reported: the share of answers that are right to the letter, of the first and of the best prompt by rating, on the same
-   held-out questions at temperature 0; how many mutations could be read, and why the others could not; the best prompt.
+1. Models. Qwen2.5-Coder-0.5B-Instruct answers, Qwen2.5-Coder-1.5B-Instruct reflects (both Q4_K_M,
+   in llama.cpp with one thread each).
+2. Tasks, made by rule, with a structure that a prompt can state and no model can know. `queues`: a
+   note to a town's office belongs into one of four queues, by its topic; which topic belongs into
+   which queue is drawn. `dates`: a date is to be written in the office's own format, which is
+   drawn. 64 questions to learn from, 256 held out.
+3. Evolution. `evolve` with 8 steps of 8 problems, 2 prompts and 2 answers each,
+   `reflection="rewrite"` and `reflect_on="imperfect"`, because at first hardly any answer is right.
+   The first prompt states the task without its rule.
+4. Reported: the share of answers that are right to the letter, of the first and of the best prompt
+   by rating, on the same held-out questions at temperature 0; how many mutations could be read, and
+   why the others could not; the best prompt.
 5. Seed 958; tuning seed 1.
-6. Expected: at least one of the two tasks is gained with an interval above 0. The figures are printed whatever they are.
+6. Expected: at least one of the two tasks is gained with an interval above 0. The figures are
+   printed whatever they are.
 """
 
 from __future__ import annotations
@@ -81,7 +87,9 @@ QUEUES = ("Amber", "Cobalt", "Violet", "Coral")
 MONTHS = """January February March April May June July August September October November December""".split()  # noqa: SIM905
 FORMATS = ("{year}.{month:02}.{day:02}", "{day:02}/{month:02}/{year}", "{year}-{day:02}-{month:02}")
 FIRST_PROMPTS = {
-    "queues": "Sort the note into a queue: Amber, Cobalt, Violet or Coral. Answer with the queue alone.",
+    (
+        "queues"
+    ): "Sort the note into a queue: Amber, Cobalt, Violet or Coral. Answer with the queue alone.",
     "dates": "Write the date as the office does. Answer with the date alone.",
 }
 
@@ -110,7 +118,10 @@ def draw_rows(task: str, count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def same_text(answer: str, accepted: Sequence[str]) -> float:
-    """Whether an answer is right to the letter. `exact_match` would take no notice of the punctuation of a date."""
+    """Whether an answer is right to the letter.
+
+    `exact_match` would take no notice of the punctuation of a date.
+    """
     return float(answer.strip() in accepted)
 
 
@@ -124,7 +135,7 @@ def same_text_reward(
     ]
 
 
-# --- a run ------------------------------------------------------------------------------------------------------------
+# --- a run ----------------------------------------------------------------------------------------
 
 
 def measure(
@@ -184,11 +195,13 @@ def ask(policy: OpenAIChat, prompt: str, rows: Sequence[Mapping[str, Any]]) -> s
     )
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Right answers of the first and of the best prompt, what was gained, and what became of the mutations."""
+    """Right answers of the first and of the best prompt, what was gained, and what became of the
+    mutations.
+    """
     if not records:
         return "No run of it has been recorded yet."
     rows = []

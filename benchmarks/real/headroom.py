@@ -1,11 +1,13 @@
-"""What `headroom` says of a real small model: SmolLM2-135M, which may ask a library of facts about countries.
+"""What `headroom` says of a real small model: SmolLM2-135M, which may ask a library of facts about
+countries.
 
     python -m benchmarks.real.headroom             # some minutes; appends to records/headroom.jsonl.gz
     python -m benchmarks.real.headroom --report    # the table, from the records
 
-The model as it was published, and after the warm start of `demo --real` (64 demonstrations, 8 steps); the form of its
-turns, its limits and its reward are those of `examples/configs/real.yaml`. The facts are those on which its settings were
-chosen. 64 questions, 8 rollouts each, one seed: a record of what the command prints, no promise about other models.
+The model as it was published, and after the warm start of `demo --real` (64 demonstrations, 8
+steps); the form of its turns, its limits and its reward are those of `examples/configs/real.yaml`.
+The facts are those on which its settings were chosen. 64 questions, 8 rollouts each, one seed: a
+record of what the command prints, no promise about other models.
 """
 
 from __future__ import annotations

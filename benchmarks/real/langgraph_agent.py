@@ -1,4 +1,5 @@
-"""A graph of LangGraph, unchanged, with SmolLM2 as its model: trained through its OpenAI address (`Program`).
+"""A graph of LangGraph, unchanged, with SmolLM2 as its model: trained through its OpenAI address
+(`Program`).
 
     pip install langgraph==1.2.22 langchain-openai==1.7.3
     python -m benchmarks.real.langgraph_agent --json  # one seed on two cores, about a quarter of an hour
@@ -9,21 +10,26 @@ Appends a record for each seed to `--records`; what is recorded is not run again
 
 Protocol, written before any run of the reported seed.
 
-1. Task. That of `demo --real`: questions about invented towns that no model has read about; 128 held-out ones, about towns of
-   which training has none.
-2. Agent. A graph with two nodes (`library_graph.py`), written with LangGraph and langchain-openai alone: `agent` asks the
-   model, `expert` looks a sentence up (BM25) and gives it back as a message of the user. An edge leads from `agent` to
-   `expert` if the reply asks a question and it is the first reply. The graph gets its address and its key as
-   `ChatOpenAI` takes them, and knows nothing of the training.
-3. Model. SmolLM2-135M-Instruct, out of a package, after the warm start of the demonstration: 8 steps on 64 uneven
-   demonstrations, in the same words. Then 16 steps of `MultiTurnGRPOTrainer` with LoRA, 4 questions of 8 rollouts each. All
-   settings are those of `examples/configs/real.yaml`, which were chosen on countries, except for the number of steps (16,
+1. Task. That of `demo --real`: questions about invented towns that no model has read about; 128
+   held-out ones, about towns of which training has none.
+2. Agent. A graph with two nodes (`library_graph.py`), written with LangGraph and langchain-openai
+   alone: `agent` asks the model, `expert` looks a sentence up (BM25) and gives it back as a message
+   of the user. An edge leads from `agent` to `expert` if the reply asks a question and it is the
+   first reply. The graph gets its address and its key as `ChatOpenAI` takes them, and knows nothing
+   of the training.
+3. Model. SmolLM2-135M-Instruct, out of a package, after the warm start of the demonstration: 8
+   steps on 64 uneven demonstrations, in the same words. Then 16 steps of `MultiTurnGRPOTrainer`
+   with LoRA, 4 questions of 8 rollouts each. All settings are those of
+   `examples/configs/real.yaml`, which were chosen on countries, except for the number of steps (16,
    not 12).
-4. Compared, on the same questions and in the same graph: the published model, the model after its warm start, the trained one.
-5. Seed 957. Nothing is tuned; before it two steps are made on countries (seed 1), to see that everything works.
-6. Expected: the trained agent asks in at least .9 of the rollouts, exact match is at least .4 above the published model and
-   above the warm start, both with an interval above 0, and no rollout fails. Against us: any of these is missed. The figures
-   are printed whatever they are. One seed says nothing about other seeds.
+4. Compared, on the same questions and in the same graph: the published model, the model after its
+   warm start, the trained one.
+5. Seed 957. Nothing is tuned; before it two steps are made on countries (seed 1), to see that
+   everything works.
+6. Expected: the trained agent asks in at least .9 of the rollouts, exact match is at least .4 above
+   the published model and above the warm start, both with an interval above 0, and no rollout
+   fails. Against us: any of these is missed. The figures are printed whatever they are. One seed
+   says nothing about other seeds.
 """
 
 from __future__ import annotations
@@ -61,11 +67,13 @@ LIMITS = Limits(max_turns=2, max_turn_tokens=24, max_tokens=200)
 STAGES = {"before": "published", "warm": "after the warm start", "after": "trained"}
 
 
-# --- the agent --------------------------------------------------------------------------------------------------------
+# --- the agent ------------------------------------------------------------------------------------
 
 
 def make_agent(library: Library) -> Callable[[Mapping[str, Any], str, str], dict[str, Any]]:
-    """The agent as a function of a row, an address and a key, which is all that [`Program`] wants of it."""
+    """The agent as a function of a row, an address and a key, which is all that [`Program`] wants
+    of it.
+    """
     from langchain_core.messages import HumanMessage
     from langchain_openai import ChatOpenAI
 
@@ -83,7 +91,7 @@ def make_agent(library: Library) -> Callable[[Mapping[str, Any], str, str], dict
     return answer
 
 
-# --- a run ------------------------------------------------------------------------------------------------------------
+# --- a run ----------------------------------------------------------------------------------------
 
 
 def measure(seed: int, facts: Sequence[Fact], steps: int, folder: Path) -> dict[str, Any]:
@@ -149,7 +157,9 @@ def measure(seed: int, facts: Sequence[Fact], steps: int, folder: Path) -> dict[
 def ask(
     model: Path, program: Program, spec: AgentSpec, rows: Sequence[dict[str, Any]], seed: int
 ) -> dict[str, Any]:
-    """A character for each held-out question: whether the graph asked its expert, and whether it was right."""
+    """A character for each held-out question: whether the graph asked its expert, and whether it
+    was right.
+    """
     import torch
 
     agent = PromptAgent.from_pretrained(
@@ -166,11 +176,13 @@ def ask(
     }
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Asked and exact match at the three stages, and what the trained agent has more, paired by question."""
+    """Asked and exact match at the three stages, and what the trained agent has more, paired by
+    question.
+    """
     if not records:
         return "No run of it has been recorded yet."
     rows = []

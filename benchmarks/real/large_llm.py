@@ -1,35 +1,40 @@
-"""A real model of 135 million parameters learns to ask a real large LLM, and to answer with its help (Prompt-R1).
+"""A real model of 135 million parameters learns to ask a real large LLM, and to answer with its
+help (Prompt-R1).
 
     python -m benchmarks.real.large_llm --base-url http://localhost:8080/v1 --llm qwen2.5-coder-1.5b  # the LLM alone
     python -m benchmarks.real.large_llm --base-url ... --llm NAME --json  # one seed on two cores, about half an hour
     python -m benchmarks.real.large_llm --base-url ... --llm NAME --json --tuning  # the seed that is not reported
     python -m benchmarks.real.large_llm  # the tables, from the records
 
-Appends a record for each seed to `--records`; what is recorded is not run again. The large LLM is Qwen2.5-Coder-1.5B-Instruct
-(Q4_K_M) in llama.cpp with one thread, at temperature 0.
+Appends a record for each seed to `--records`; what is recorded is not run again. The large LLM is
+Qwen2.5-Coder-1.5B-Instruct (Q4_K_M) in llama.cpp with one thread, at temperature 0.
 
 Protocol, written before the run of the reported seed.
 
-1. Task. Symbols and numbers of the chemical elements, four questions for each; 128 questions about 32 elements of which
-   training has none. Measured first: the large LLM asked the questions as they are, with the request for a short answer.
+1. Task. Symbols and numbers of the chemical elements, four questions for each; 128 questions about
+   32 elements of which training has none. Measured first: the large LLM asked the questions as they
+   are, with the request for a short answer.
 2. Agent. SmolLM2-135M-Instruct, out of a package, in the form, the template and the settings of
-   `examples/configs/real.yaml`, which were chosen on countries. It first imitates 64 uneven demonstrations (8 steps of 8)
-   about elements on which the large LLM is right: two in five guess without asking, three repeat the LLM's whole reply
-   or give the fact alone. Then 12 steps of `PromptR1Trainer` with LoRA, 4 questions of 8 rollouts each; the reward is the
-   mean of exact match and token F1.
-   What the tuning seeds said, by what the demonstrations show. Guesses in half of them, as in the other runs: asked in .02
-   of the questions after the warm start; in a quarter: in all of them. The table's sentences as replies, .7 of which are
-   repeated: nothing exact after the warm start, and no gain by 23 steps of rewards (.25 on average, first and last). The
-   LLM's own replies, .7 repeated: .36 exact, or 0 with other draws. The LLM's own replies, half of them repeated, which is
-   the setting: exact .09 after the warm start and .58 after 12 steps on seed 1 (with other draws of the demonstrations),
-   .28 and .58 on seed 2, where the large LLM alone reaches .63; both ask in all questions then.
-3. Compared, on the same questions: the published model, the model after its warm start, the trained one; the same model
-   trained as long in a single turn, without the large LLM, after a warm start of its own on right answers; the
-   large LLM alone.
+   `examples/configs/real.yaml`, which were chosen on countries. It first imitates 64 uneven
+   demonstrations (8 steps of 8) about elements on which the large LLM is right: two in five guess
+   without asking, three repeat the LLM's whole reply or give the fact alone. Then 12 steps of
+   `PromptR1Trainer` with LoRA, 4 questions of 8 rollouts each; the reward is the mean of exact
+   match and token F1. What the tuning seeds said, by what the demonstrations show. Guesses in half
+   of them, as in the other runs: asked in .02 of the questions after the warm start; in a quarter:
+   in all of them. The table's sentences as replies, .7 of which are repeated: nothing exact after
+   the warm start, and no gain by 23 steps of rewards (.25 on average, first and last). The LLM's
+   own replies, .7 repeated: .36 exact, or 0 with other draws. The LLM's own replies, half of them
+   repeated, which is the setting: exact .09 after the warm start and .58 after 12 steps on seed 1
+   (with other draws of the demonstrations), .28 and .58 on seed 2, where the large LLM alone
+   reaches .63; both ask in all questions then.
+3. Compared, on the same questions: the published model, the model after its warm start, the trained
+   one; the same model trained as long in a single turn, without the large LLM, after a warm start
+   of its own on right answers; the large LLM alone.
 4. Seed 955; tuning seeds 1 and 2.
-5. Expected: the trained agent asks in at least .9 of the questions; its exact match is above the warm start and above
-   training in a single turn, both with an interval above 0 over questions; no rollout fails. Against us: any of these is
-   missed. The figures are printed whatever they are. One seed says nothing about other seeds.
+5. Expected: the trained agent asks in at least .9 of the questions; its exact match is above the
+   warm start and above training in a single turn, both with an interval above 0 over questions; no
+   rollout fails. Against us: any of these is missed. The figures are printed whatever they are. One
+   seed says nothing about other seeds.
 """
 
 from __future__ import annotations
@@ -116,7 +121,7 @@ def make_demonstrations(chat: OpenAIChat, facts: Sequence[Fact], seed: int) -> l
     return uneven_demonstrations(known_facts, DEMONSTRATIONS, seed, GUESSES, REPEATS)
 
 
-# --- a run ------------------------------------------------------------------------------------------------------------
+# --- a run ----------------------------------------------------------------------------------------
 
 
 def train(
@@ -209,7 +214,9 @@ def measure(seed: int, chat: OpenAIChat, folder: Path, questions: int | None) ->
 def ask(
     model: Path, environment: Any, spec: AgentSpec, rows: Sequence[Any], seed: int
 ) -> dict[str, Any]:
-    """A character for each held-out question: whether the agent asked, and whether its answer is right."""
+    """A character for each held-out question: whether the agent asked, and whether its answer is
+    right.
+    """
     import torch
 
     agent = PromptAgent.from_pretrained(
@@ -226,7 +233,7 @@ def ask(
     }
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def figures_of(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
@@ -237,7 +244,9 @@ def figures_of(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[float
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Asked and exact match of every system, and what the trained agent has more, paired by question."""
+    """Asked and exact match of every system, and what the trained agent has more, paired by
+    question.
+    """
     if not records:
         return "No run of it has been recorded yet."
     rows = []

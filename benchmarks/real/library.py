@@ -1,36 +1,44 @@
-"""A real model of 135 million parameters learns to look facts up: `demo --real` on the seeds of the protocol.
+"""A real model of 135 million parameters learns to look facts up: `demo --real` on the seeds of the
+protocol.
 
     python -m benchmarks.real.library --json  # three seeds, about ten minutes each on two quiet cores
     python -m benchmarks.real.library --json --device gpu  # the comparison: nine runs at once, minutes on one H200
     python -m benchmarks.real.library  # the tables, from the records
 
-Appends a record for each seed to `--records`; what is recorded is not run again. The setting *alone* there is `make real` with
-its default seed on two quiet cores (a Xeon with AMX, in bfloat16): the minutes of a demonstration beside which nothing runs.
+Appends a record for each seed to `--records`; what is recorded is not run again. The setting
+*alone* there is `make real` with its default seed on two quiet cores (a Xeon with AMX, in
+bfloat16): the minutes of a demonstration beside which nothing runs.
 
-Protocol, written before any run on a town. The settings are those of `examples/configs/real.yaml`. They were chosen on
-questions about countries with tuning seeds 1 to 3, and nothing was chosen on a town.
+Protocol, written before any run on a town. The settings are those of `examples/configs/real.yaml`.
+They were chosen on questions about countries with tuning seeds 1 to 3, and nothing was chosen on a
+town.
 
-1. Task. 576 facts about 96 invented towns, which no model has read about. A library answers a question with the fact
-   that fits it best. 128 questions are about towns of which training sees none.
-2. Model. SmolLM2-135M-Instruct, out of a package. It first imitates 64 uneven demonstrations (8 steps of 8): half of them
-   guess without asking, a third repeat the library's whole sentence, about a sixth give the fact alone. Then 12 steps
-   of `PromptR1Trainer` with LoRA, 4 questions of 8 rollouts each; the reward is the mean of exact match and token F1.
-3. Compared, on the same questions: the published model, the model after its warm start, and the trained one.
+1. Task. 576 facts about 96 invented towns, which no model has read about. A library answers a
+   question with the fact that fits it best. 128 questions are about towns of which training sees
+   none.
+2. Model. SmolLM2-135M-Instruct, out of a package. It first imitates 64 uneven demonstrations (8
+   steps of 8): half of them guess without asking, a third repeat the library's whole sentence,
+   about a sixth give the fact alone. Then 12 steps of `PromptR1Trainer` with LoRA, 4 questions of 8
+   rollouts each; the reward is the mean of exact match and token F1.
+3. Compared, on the same questions: the published model, the model after its warm start, and the
+   trained one.
 4. Seeds 961, 962 and 963; a seed decides towns, split, demonstrations and order.
-5. Expected on every seed: the trained model asks in at least .9; exact match rises by at least .4 over the published
-   model, and by rewards alone with an interval above 0; no rollout fails; at most 10 minutes on two quiet cores.
-   Against us: any of these is missed. The figures are printed whatever they are.
+5. Expected on every seed: the trained model asks in at least .9; exact match rises by at least .4
+   over the published model, and by rewards alone with an interval above 0; no rollout fails; at
+   most 10 minutes on two quiet cores. Against us: any of these is missed. The figures are printed
+   whatever they are.
 
-Second protocol, written before any run of it: which part does what? On one GPU, in bfloat16, with 192 held-out questions
-and seeds 971 to 973, three settings. *Demo* is the one above. *Rewards alone* has no warm start, and 48 steps. *More
-imitation* has 60 supervised steps and then the 12 steps. Expected: the demo as above; rewards alone below the demo in exact
-match on average, since its answers begin as sentences, whose groups hardly differ; the model after 60 steps of imitation
-at .4 or below, since the demonstrations are uneven, and so only rewards can go beyond them. Against us: any of these is
-missed.
+Second protocol, written before any run of it: which part does what? On one GPU, in bfloat16, with
+192 held-out questions and seeds 971 to 973, three settings. *Demo* is the one above. *Rewards
+alone* has no warm start, and 48 steps. *More imitation* has 60 supervised steps and then the 12
+steps. Expected: the demo as above; rewards alone below the demo in exact match on average, since
+its answers begin as sentences, whose groups hardly differ; the model after 60 steps of imitation at
+.4 or below, since the demonstrations are uneven, and so only rewards can go beyond them. Against
+us: any of these is missed.
 
-Third protocol, written after the runs of the second, in which one seed of the demo was still learning when its 12 steps ended
-(.41, the others .97 and .80): *longer*, the demo with 24 steps, on new seeds 981 to 986. Expected: exact match of at least
-.8 on each seed. Against us: it is not.
+Third protocol, written after the runs of the second, in which one seed of the demo was still
+learning when its 12 steps ended (.41, the others .97 and .80): *longer*, the demo with 24 steps, on
+new seeds 981 to 986. Expected: exact match of at least .8 on each seed. Against us: it is not.
 """
 
 from __future__ import annotations
@@ -67,7 +75,9 @@ COLUMNS = ("asked", "exact match", "gained", "by rewards", "failed", "minutes")
 
 
 def command(setting: str, device: str, seed: int, output: Path) -> list[str]:
-    """The words that run a setting: on the CPU the demonstration, on a GPU its program with 192 questions."""
+    """The words that run a setting: on the CPU the demonstration, on a GPU its program with 192
+    questions.
+    """
     words = ["--seed", str(seed), *SETTINGS[setting]]
     if device == "cpu":
         program = Path(sys.executable).with_name("agentic-prompting")
@@ -79,7 +89,9 @@ def command(setting: str, device: str, seed: int, output: Path) -> list[str]:
 
 
 def run_all(runs: Sequence[tuple[str, int]], device: str, folder: Path, records: Records) -> None:
-    """Run settings with seeds and record their summaries: one after another on the CPU, all at once on a GPU."""
+    """Run settings with seeds and record their summaries: one after another on the CPU, all at once
+    on a GPU.
+    """
     running: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
     for setting, seed in runs:
         log(f"{setting}, seed {seed}")
@@ -107,7 +119,9 @@ def _output(folder: Path, setting: str, seed: int) -> Path:
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each seed of the first protocol: the three models, and what the rewards alone gained."""
+    """A row for each seed of the first protocol: the three models, and what the rewards alone
+    gained.
+    """
     rows = []
     for record in records:
         if (record["device"], record["setting"]) == ("cpu", "demo"):

@@ -1,4 +1,6 @@
-"""An agent written with LangGraph and langchain-openai alone: it may ask an expert once before it answers."""
+"""An agent written with LangGraph and langchain-openai alone: it may ask an expert once before it
+answers.
+"""
 
 from collections.abc import Callable
 
@@ -13,7 +15,8 @@ def build_graph(model: ChatOpenAI, ask: Callable[[str], str], introduction: str,
     Args:
         model (`ChatOpenAI`): Writes the replies of the node `agent`.
         ask (`Callable[[str], str]`): The expert, who is given a question.
-        introduction (`str`): The text before the expert's reply, in the message that the model reads.
+        introduction (`str`): The text before the expert's reply, in the message that the model
+            reads.
         ending (`str`): The text after it.
     """
 

@@ -1,23 +1,28 @@
-"""ProRefine with a real model of 1.5 billion parameters in all roles, on object counting and word sorting.
+"""ProRefine with a real model of 1.5 billion parameters in all roles, on object counting and word
+sorting.
 
     python -m benchmarks.real.prorefine --base-url http://localhost:8080/v1 --llm qwen2.5-coder-1.5b  # an hour or two; goes on
     python -m benchmarks.real.prorefine  # the table, from the records
 
-Appends a record for each task to `--records`; what is recorded is not run again. A stopped task goes on from the replies in
-`--folder`.
+Appends a record for each task to `--records`; what is recorded is not run again. A stopped task
+goes on from the replies in `--folder`.
 
 Protocol, written before any run.
 
-1. Model. Qwen2.5-Coder-1.5B-Instruct (Q4_K_M) in llama.cpp with one thread, at temperature 0, as task model, critic,
-   optimizer and verifier.
-2. Questions. 32 puzzles of each kind in the wording of BIG-Bench Hard, made by rule (`make_puzzles`, seed 31), and the
-   start prompt of `START_PROMPTS` for the kind. No prompt, limit or template was tried on them.
-3. Settings. Steps of k = 64 tokens and at most n = 4 of them, which are as many tokens as the paper's 25 steps of 10, at a
-   sixth of the calls. Critic and optimizer write up to 256 tokens, the task model 384.
-4. Compared on the same questions: no refinement (the first answer); refinement of every question; only of those whose
-   first answer the model itself holds wrong; only of those that are wrong by the labels (the paper's upper bound).
-5. Expected: the upper bound is above no refinement, because it can only repair. Whether the other two are is open: a model
-   of this size may well be too weak a critic. The figures are printed whatever they are.
+1. Model. Qwen2.5-Coder-1.5B-Instruct (Q4_K_M) in llama.cpp with one thread, at temperature 0, as
+   task model, critic, optimizer and verifier.
+2. Questions. 32 puzzles of each kind in the wording of BIG-Bench Hard, made by rule
+   (`make_puzzles`, seed 31), and the start prompt of `START_PROMPTS` for the kind. No prompt, limit
+   or template was tried on them.
+3. Settings. Steps of k = 64 tokens and at most n = 4 of them, which are as many tokens as the
+   paper's 25 steps of 10, at a sixth of the calls. Critic and optimizer write up to 256 tokens, the
+   task model 384.
+4. Compared on the same questions: no refinement (the first answer); refinement of every question;
+   only of those whose first answer the model itself holds wrong; only of those that are wrong by
+   the labels (the paper's upper bound).
+5. Expected: the upper bound is above no refinement, because it can only repair. Whether the other
+   two are is open: a model of this size may well be too weak a critic. The figures are printed
+   whatever they are.
 """
 
 from __future__ import annotations
@@ -100,7 +105,7 @@ def score(answers: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     return "".join(str(int(score_puzzle(answer, row["answers"]))) for answer, row in pairs)
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:

@@ -1,4 +1,6 @@
-"""What the runs with SmolLM2 share: imitating demonstrations, training a LoRA adapter, and results by question."""
+"""What the runs with SmolLM2 share: imitating demonstrations, training a LoRA adapter, and results
+by question.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ ROLLOUTS = 32
 
 
 def connect(base_url: str, llm: str, folder: Path, **settings: Any) -> OpenAIChat:
-    """A large LLM behind a server on this machine; a request that it has answered before is answered by the record.
+    """A large LLM behind a server on this machine; a request that it has answered before is
+    answered by the record.
 
     Args:
         base_url (`str`), llm (`str`): Its address and its name.
@@ -95,7 +98,8 @@ def train_adapter(
     steps: int,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Train a LoRA adapter of a saved model in `folder / "trained"`, 32 rollouts a step, by default 4 questions of 8.
+    """Train a LoRA adapter of a saved model in `folder / "trained"`, 32 rollouts a step, by default
+    4 questions of 8.
 
     Args:
         **settings: Training arguments in place of those below.
@@ -161,7 +165,8 @@ def score_cells(right: str, trained: str | None = None) -> tuple[str, str]:
 
     Args:
         right (`str`): A character for each question, as in [`by_question`].
-        trained (`str`, *optional*): The same of the trained model, paired by question. Without it the cell is empty.
+        trained (`str`, *optional*): The same of the trained model, paired by question. Without it
+            the cell is empty.
     """
     interval = wilson_interval(right.count("1"), len(right))
     score = f"{right.count('1') / len(right):.3f} [{interval.low:.3f}, {interval.high:.3f}]"

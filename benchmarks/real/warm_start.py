@@ -1,19 +1,22 @@
-"""A warm start for the tag form: a small model that cannot write Prompt-R1's tags learns to, in minutes on a CPU.
+"""A warm start for the tag form: a small model that cannot write Prompt-R1's tags learns to, in
+minutes on a CPU.
 
     python -m benchmarks.real.warm_start --output-dir runs/warm                # SmolLM2, about ten minutes on two cores
     python -m benchmarks.real.warm_start --output-dir runs/warm --record       # and append to records/forms.jsonl.gz
 
-An untrained model of 135 million parameters writes hardly one turn in the tags (`forms.py`), so that GRPO has nothing to
-start from. The recipe:
+An untrained model of 135 million parameters writes hardly one turn in the tags (`forms.py`), so
+that GRPO has nothing to start from. The recipe:
 
-1. A short prompt. The tags' description in the paper's prompt is several hundred tokens long, all of them paid at each
-   step; after a warm start the model knows the form without it.
-2. Conversations that show the form, one for each training question: ask it in the tags, read the library's sentence,
-   answer in the tags. Any source of right requests will do; here the question itself is the request.
-3. `warm_start` on them, with a LoRA adapter, until the turns are well formed: the model learns the form, not the facts.
+1. A short prompt. The tags' description in the paper's prompt is several hundred tokens long, all
+   of them paid at each step; after a warm start the model knows the form without it.
+2. Conversations that show the form, one for each training question: ask it in the tags, read the
+   library's sentence, answer in the tags. Any source of right requests will do; here the question
+   itself is the request.
+3. `warm_start` on them, with a LoRA adapter, until the turns are well formed: the model learns the
+   form, not the facts.
 
-Trained on countries, tested on invented towns that share no subject and no fact with them. The folder is what a trainer
-takes: `PromptR1Trainer(model="runs/warm", ...)` goes on with its adapter.
+Trained on countries, tested on invented towns that share no subject and no fact with them. The
+folder is what a trainer takes: `PromptR1Trainer(model="runs/warm", ...)` goes on with its adapter.
 """
 
 from __future__ import annotations

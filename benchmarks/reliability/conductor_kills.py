@@ -1,13 +1,15 @@
-"""A conductor in training is killed with SIGKILL at random moments and resumed: is anything paid twice, or lost?
+"""A conductor in training is killed with SIGKILL at random moments and resumed: is anything paid
+twice, or lost?
 
     OMP_NUM_THREADS=1 python -m benchmarks.reliability.conductor_kills --json  # ten kills on-policy, ten with async_lead
     OMP_NUM_THREADS=1 python -m benchmarks.reliability.conductor_kills --json --quick  # one of each
 
-The conductor is the warm-started one of a tuning seed (`python -m benchmarks.learning.conductor --tuning` makes it, and this
-does where it is missing: some minutes). Its three workers are behind a server in the calling process, which counts the replies
-that were paid for. On-policy, a run that was killed and resumed must end with the losses and weights of an undisturbed one, to
-the last bit. With `async_lead`, the episodes in flight go on: no reply that is on disk is asked for again, and none is paid in
-vain but for those of rollouts that the log counts as played anew.
+The conductor is the warm-started one of a tuning seed (`python -m benchmarks.learning.conductor
+--tuning` makes it, and this does where it is missing: some minutes). Its three workers are behind a
+server in the calling process, which counts the replies that were paid for. On-policy, a run that
+was killed and resumed must end with the losses and weights of an undisturbed one, to the last bit.
+With `async_lead`, the episodes in flight go on: no reply that is on disk is asked for again, and
+none is paid in vain but for those of rollouts that the log counts as played anew.
 """
 
 from __future__ import annotations

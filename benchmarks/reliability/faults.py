@@ -1,10 +1,12 @@
-"""The large-LLM side under fire: what is lost, doubled, paid twice or moved when endpoints fail and processes die.
+"""The large-LLM side under fire: what is lost, doubled, paid twice or moved when endpoints fail and
+processes die.
 
     python -m benchmarks.reliability.faults [--quick] [--json]
 
-Prints the table of docs/reliability.md; with `--json` the last line is one JSON object. About five minutes on two free
-cores, with `--quick` under one (fewer calls, a shorter outage, one kill). The misbehaving server, the hostile texts and
-the killed runs are those of the tests, so that both speak of the same things.
+Prints the table of docs/reliability.md; with `--json` the last line is one JSON object. About five
+minutes on two free cores, with `--quick` under one (fewer calls, a shorter outage, one kill). The
+misbehaving server, the hostile texts and the killed runs are those of the tests, so that both speak
+of the same things.
 """
 
 from __future__ import annotations
@@ -65,12 +67,14 @@ QUICK = Size(
     every_change=False,
 )
 
-# --- helpers ------------------------------------------------------------------------------------------------------
+# --- helpers --------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def server_process(**options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A misbehaving server of its own process: its address, and what it counted, filled in at the end."""
+    """A misbehaving server of its own process: its address, and what it counted, filled in at the
+    end.
+    """
     command = [sys.executable, "-m", "support.misbehaving"]
     for name, value in options.items():
         command += [f"--{name}", str(value)]
@@ -91,7 +95,7 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
 
 
-# --- the parts ----------------------------------------------------------------------------------------------------
+# --- the parts ------------------------------------------------------------------------------------
 
 
 def random_faults(size: Size) -> dict[str, Any]:
@@ -119,8 +123,9 @@ def random_faults(size: Size) -> dict[str, Any]:
 
 
 def every_fault() -> int:
-    """How many kinds of fault end as they should when they do not stop: in their own error, or in a reply. Each with a
-    client of its own, so that no other fault has opened its circuit breaker."""
+    """How many kinds of fault end as they should when they do not stop: in their own error, or in a
+    reply. Each with a client of its own, so that no other fault has opened its circuit breaker.
+    """
 
     def ends_as_expected(name: str) -> bool:
         with OpenAIChat("m", server.base_url, timeout=4, max_retries=1) as chat:
@@ -151,7 +156,9 @@ def every_fault() -> int:
 
 
 def concurrency(size: Size, in_flight: int = 1024) -> dict[str, Any]:
-    """Many calls at once, against a server in another process that takes `latency` seconds for each."""
+    """Many calls at once, against a server in another process that takes `latency` seconds for
+    each.
+    """
     measurements = []
     with (
         server_process(latency=size.latency) as (url, _),
@@ -196,7 +203,9 @@ def concurrency(size: Size, in_flight: int = 1024) -> dict[str, Any]:
 
 
 def outage(size: Size, policy: Path, folder: Path) -> dict[str, Any]:
-    """Two training runs through one outage each: one that waits for it, one of no patience whose steps fail."""
+    """Two training runs through one outage each: one that waits for it, one of no patience whose
+    steps fail.
+    """
     patient = run_through_outage(size.outage, policy, folder / "patient", patience=120.0)
     hasty = run_through_outage(size.outage, policy, folder / "hasty", patience=0.5)
     return {
@@ -269,7 +278,10 @@ def run_through_outage(
 
 
 def hostile_inputs(size: Size) -> int:
-    """How many hostile replies and tool calls changed nothing of what counts. Stops at the first that did."""
+    """How many hostile replies and tool calls changed nothing of what counts.
+
+    Stops at the first that did.
+    """
     from agentic_prompting.rollout import ChatFormat
     from support.hostile import check_tool_call, episode, hostile_texts, json_bombs, what_counts
     from support.tokenizers_for_tests import FAMILIES, tokenizer_for
@@ -287,7 +299,9 @@ def hostile_inputs(size: Size) -> int:
 
 
 def base_exceptions() -> dict[str, int]:
-    """How many calls of code of a user's that raises `SystemExit` and its like hang, and how many lose its name."""
+    """How many calls of code of a user's that raises `SystemExit` and its like hang, and how many
+    lose its name.
+    """
     outcomes = in_own_process()
     hangs = 0
     named = 0
@@ -299,7 +313,9 @@ def base_exceptions() -> dict[str, int]:
 
 
 def lead_kills(size: Size, folder: Path, policy: Path) -> dict[str, int]:
-    """Runs that play a step ahead, killed and resumed: replies that were paid for and lost are counted in `lost`."""
+    """Runs that play a step ahead, killed and resumed: replies that were paid for and lost are
+    counted in `lost`.
+    """
     from benchmarks.speed.async_training import kills
 
     (folder / "lead").mkdir(exist_ok=True)
@@ -311,7 +327,7 @@ def lead_kills(size: Size, folder: Path, policy: Path) -> dict[str, int]:
     }
 
 
-# --- all of it ----------------------------------------------------------------------------------------------------
+# --- all of it ------------------------------------------------------------------------------------
 
 
 def measure(size: Size) -> dict[str, Any]:
@@ -357,7 +373,10 @@ def table(result: dict[str, Any]) -> str:
     lead = result["kills"]
     nothing = f"{result['lost']} / {result['duplicated']} / {result['answered_with_error_text']}"
     through = f"went on: {outage['survived']}, {outage['failed_rollouts']} rollouts failed"
-    hasty = f"{outage['failed_steps_without_patience']} steps failed whole, {outage['weights_moved']} moved a weight"
+    hasty = (
+        f"{outage['failed_steps_without_patience']} steps failed whole, {outage['weights_moved']} "
+        "moved a weight"
+    )
     rows = [
         (
             "calls at 30 % random faults",
@@ -436,7 +455,8 @@ def main() -> None:
     result = measure(QUICK if args.quick else Size())
     print(table(result))
     print(
-        f"\n{time.perf_counter() - started:.0f} s in all, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+        f"\n{time.perf_counter() - started:.0f} s in all, load {os.getloadavg()[0]:.1f} on "
+        f"{os.cpu_count()} cores"
     )
     if args.json:
         print(json.dumps(result))

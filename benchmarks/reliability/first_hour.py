@@ -1,13 +1,15 @@
-"""A new user's first hour, played: own data, tools, reward, flaky server and TRL script; and what mistakes look like.
+"""A new user's first hour, played: own data, tools, reward, flaky server and TRL script; and what
+mistakes look like.
 
     python -m benchmarks.reliability.first_hour --json  # some minutes on two cores
     python -m benchmarks.reliability.first_hour --only model "no key"  # parts and mistakes by name; --list has all
 
-Everything is typed as a user types it, in an empty folder: commands in processes of their own, scripts in files.
-Nothing here measures learning: models are tiny and steps few. The parts must end well. Each mistake must end with
-another status than 0, but for those that a run survives with a warning, and with a line that says what is wrong (a
-mistake without is `silent`), and with three lines at most (else `long_errors`). Lines are those of standard error, but
-not what the libraries below us print in a run without a mistake, too (`NOISE`), and not the frames of a traceback that
+Everything is typed as a user types it, in an empty folder: commands in processes of their own,
+scripts in files. Nothing here measures learning: models are tiny and steps few. The parts must end
+well. Each mistake must end with another status than 0, but for those that a run survives with a
+warning, and with a line that says what is wrong (a mistake without is `silent`), and with three
+lines at most (else `long_errors`). Lines are those of standard error, but not what the libraries
+below us print in a run without a mistake, too (`NOISE`), and not the frames of a traceback that
 Python prints for a script. A second traceback ("During handling of ...") counts.
 """
 
@@ -42,11 +44,16 @@ NOISE = re.compile(
     r"real_accelerator|FutureWarning|warnings\.warn\(|Loading weights|Writing model|Map: |it/s\]|generation flags|"
     r"nthreads|torch\.distributed|Redirects are currently"
 )
-ON_A_CPU = "use_cpu=True, bf16=False, gradient_checkpointing=False, report_to='none', save_strategy='no', max_steps=2"
+ON_A_CPU = (
+    "use_cpu=True, bf16=False, gradient_checkpointing=False, report_to='none', save_strategy='no', "
+    "max_steps=2"
+)
 FILES = {
     "mine.csv": "request,reply\n"
     + "".join(f"which shelf has part p{i} ?,s{i % 4}\n" for i in range(16)),
-    "queries.jsonl": '{"question": "which shelf has part p1 ?", "answers": ["s1"]}\n{"question": "and p2 ?"}\n',
+    (
+        "queries.jsonl"
+    ): '{"question": "which shelf has part p1 ?", "answers": ["s1"]}\n{"question": "and p2 ?"}\n',
     "own.py": '''
 from agentic_prompting import LLMEnvironment, OpenAIChat
 from agentic_prompting.rewards import exact_match
@@ -141,7 +148,8 @@ tokenizer = build_tokenizer(words)
 spec = AgentSpec("question : {question}", limits=Limits(max_turns=2, max_turn_tokens=8, max_tokens=24))
 save_policy(build_policy(tokenizer, seed=0), tokenizer, spec, "model")
 """,
-    # A script for TRL's GRPOTrainer with LoRA: the import, the trainer's name and the config's are what has changed.
+    # A script for TRL's GRPOTrainer with LoRA: the import, the trainer's name and the config's are
+    # what has changed.
     "moved.py": """
 from peft import LoraConfig
 
@@ -231,7 +239,7 @@ save_strategy: 'no'
 }
 
 
-# --- what is typed ---------------------------------------------------------------------------------------------------
+# --- what is typed --------------------------------------------------------------------------------
 
 OWN = "--dataset mine.csv --columns question=request,answer=reply"
 MODELS = "--policy-model=small --reference-model=large"
@@ -259,7 +267,9 @@ PARTS = {
         "report runs/own --no-pictures",
     ],
 }
-"""What the hour consists of, by name: lines as they are typed, with `$FLAKY` for the server's address."""
+"""What the hour consists of, by name: lines as they are typed, with `$FLAKY` for the server's
+address.
+"""
 
 
 @dataclass(frozen=True)
@@ -267,12 +277,14 @@ class Mistake:
     """Something that users do wrong.
 
     Args:
-        line (`str`): The command, or a script's name and its arguments. `$FLAKY`, `$REFUSING` and `$CLOSED` are the
-            addresses of the server of the parts, of one that refuses the key, and one without a server.
+        line (`str`): The command, or a script's name and its arguments. `$FLAKY`, `$REFUSING` and
+            `$CLOSED` are the addresses of the server of the parts, of one that refuses the key, and
+            one without a server.
         says (`str`): A regular expression that the error message must match.
         needs (`str`, *optional*): The part that must have been played before.
         config (`str`, *optional*): The content of the file `bad.yaml`.
-        survives (`bool`, *optional*, defaults to `False`): The run goes on, with a warning, and ends with status 0.
+        survives (`bool`, *optional*, defaults to `False`): The run goes on, with a warning, and
+            ends with status 0.
     """
 
     line: str
@@ -356,7 +368,7 @@ MISTAKES = {
 """What users do wrong, by name."""
 
 
-# --- servers ---------------------------------------------------------------------------------------------------------
+# --- servers --------------------------------------------------------------------------------------
 
 
 def flaky(body: Mapping[str, Any], number: int) -> Answer | str:
@@ -370,7 +382,9 @@ def flaky(body: Mapping[str, Any], number: int) -> Answer | str:
 
 
 def reply_of(body: Mapping[str, Any], number: int) -> str:
-    """The replies of a small model that names shelves now and then, of one that reflects, and of a clerk."""
+    """The replies of a small model that names shelves now and then, of one that reflects, and of a
+    clerk.
+    """
     first = body["messages"][0]["content"]
     last = body["messages"][-1]["content"]
     if body["model"] in ("clerk", "calm"):
@@ -394,7 +408,7 @@ def refusing(body: Mapping[str, Any], number: int) -> Answer | str:
     return Answer("Incorrect API key provided", status=401)
 
 
-# --- playing ---------------------------------------------------------------------------------------------------------
+# --- playing --------------------------------------------------------------------------------------
 
 
 def split_line(line: str, addresses: Mapping[str, str]) -> list[str]:
@@ -424,7 +438,9 @@ def run_line(words: Sequence[str], folder: Path) -> tuple[int, str, float]:
 
 
 def lines_to_read(stderr: str) -> list[str]:
-    """The lines that a reader has to read: without noise, and of a traceback without its header and frames."""
+    """The lines that a reader has to read: without noise, and of a traceback without its header and
+    frames.
+    """
     lines = []
     is_in_traceback = False
     for line in stderr.splitlines():
@@ -460,7 +476,9 @@ def workplace() -> Iterator[tuple[Path, dict[str, str]]]:
 
 
 def names_to_play(only: Sequence[str]) -> set[str]:
-    """The parts and mistakes whose names begin with one of `only` (all if it is empty), with the parts they need."""
+    """The parts and mistakes whose names begin with one of `only` (all if it is empty), with the
+    parts they need.
+    """
     names = {name for name in [*PARTS, *MISTAKES] if not only or name.startswith(tuple(only))}
     names |= {MISTAKES[name].needs for name in names if name in MISTAKES}
     if NEED_THE_MODEL & names:
@@ -469,7 +487,9 @@ def names_to_play(only: Sequence[str]) -> set[str]:
 
 
 def play_part(lines: Sequence[str], addresses: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """Type the lines of a part: whether all ended well, the seconds, and what the first failed line wrote."""
+    """Type the lines of a part: whether all ended well, the seconds, and what the first failed line
+    wrote.
+    """
     results = [run_line(split_line(line, addresses), folder) for line in lines]
     failed = next((stderr for status, stderr, _ in results if status), "")
     record: dict[str, Any] = {
@@ -482,7 +502,9 @@ def play_part(lines: Sequence[str], addresses: Mapping[str, str], folder: Path) 
 
 
 def make_mistake(mistake: Mistake, addresses: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """Type the line of a mistake: its status, how much there is to read, and whether that says what is wrong."""
+    """Type the line of a mistake: its status, how much there is to read, and whether that says what
+    is wrong.
+    """
     if mistake.config:
         (folder / "bad.yaml").write_text(mistake.config, encoding="utf-8")
     status, stderr, seconds = run_line(split_line(mistake.line, addresses), folder)

@@ -1,11 +1,13 @@
-"""How many special tokens text from outside can forge, through every way in which it reaches the agent.
+"""How many special tokens text from outside can forge, through every way in which it reaches the
+agent.
 
     python -m benchmarks.reliability.forged_tokens [--texts 200] [--json]
 
-Each hostile text goes through each door: the question in its template, a row's own `prompt` messages, the messages that
-an environment's `reset` returns, the text of a TRL class's `reset`, the first observation of an OpenEnv server and of a
-simulated user, the messages of the service's clients, and a system prompt that was evolved. The special tokens of what
-the agent then reads are compared with those of a harmless text. A second of work for each hundred texts.
+Each hostile text goes through each door: the question in its template, a row's own `prompt`
+messages, the messages that an environment's `reset` returns, the text of a TRL class's `reset`, the
+first observation of an OpenEnv server and of a simulated user, the messages of the service's
+clients, and a system prompt that was evolved. The special tokens of what the agent then reads are
+compared with those of a harmless text. A second of work for each hundred texts.
 """
 
 from __future__ import annotations

@@ -1,21 +1,24 @@
-"""Real command-line agents against the gateway, after `make foreign`: their sequences, and how faults end them.
+"""Real command-line agents against the gateway, after `make foreign`: their sequences, and how
+faults end them.
 
     python -m benchmarks.reliability.harnesses --json  # all, some twenty minutes on two cores
     python -m benchmarks.reliability.harnesses --json --only codex --only pi  # some of them
     python -m benchmarks.reliability.harnesses --record  # keep the rows in records/harnesses.jsonl.gz
 
-A script plays the policy (`agentic-prompting check-env --harness`): it writes a file, reads it, says done. One row for
-each harness and dialect, over three styles of turns (plain, with thoughts, and with white space and JSON as no template
-writes them):
+A script plays the policy (`agentic-prompting check-env --harness`): it writes a file, reads it,
+says done. One row for each harness and dialect, over three styles of turns (plain, with thoughts,
+and with white space and JSON as no template writes them):
 
 - `sequences_per_rollout`: the token sequences that a rollout's calls make, the most of the styles.
-- `lost`, `twice`: sampled replies that are in no sequence's loss, or in two; those of auxiliary calls are left out on
-  purpose. `auxiliary_trained`: replies without tools in a rollout with tools that are in the loss.
+- `lost`, `twice`: sampled replies that are in no sequence's loss, or in two; those of auxiliary
+  calls are left out on purpose. `auxiliary_trained`: replies without tools in a rollout with tools
+  that are in the loss.
 - `witness_differences`: against the harness's own record; `null` where it has none that is read.
 - `leaks`: prompts that hold the answer column.
-- `give_up_s`: the most seconds from a fault's reply to the harness's end, over the faults: the rollout is over, the
-  context is full, an empty reply, arguments that are no JSON, a reply cut at its limit. `faults` has each, with the
-  status that the rollout got. A wall time: `load`, beside it, is how many processes wanted a core meanwhile.
+- `give_up_s`: the most seconds from a fault's reply to the harness's end, over the faults: the
+  rollout is over, the context is full, an empty reply, arguments that are no JSON, a reply cut at
+  its limit. `faults` has each, with the status that the rollout got. A wall time: `load`, beside
+  it, is how many processes wanted a core meanwhile.
 - `looked_up`: the names that the harness asked for outside. None resolves.
 
 A harness that is not installed has a row with the reason. The last line of `--json` holds the rows.

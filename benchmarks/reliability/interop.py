@@ -1,12 +1,14 @@
-"""Adapters, each end to end with the real package: an episode or a call, its tokens, an injected outage, its lines.
+"""Adapters, each end to end with the real package: an episode or a call, its tokens, an injected
+outage, its lines.
 
     python -m benchmarks.reliability.interop --json
     python -m benchmarks.reliability.interop --train  # the demo in native tool calls, and over MCP; minutes
 
-A row is green if the episode ended as it should, its tokens are the sampled ones (where there are tokens), and an
-outage was counted as one: neither text for the agent nor a score of 0. A row that is not green gives the reason.
-OpenEnv and verifiers cannot be installed beside this library and need `make foreign` (or FOREIGN=folder with an
-environment for each). Three rows are of files in `examples/contrib/`, outside the package.
+A row is green if the episode ended as it should, its tokens are the sampled ones (where there are
+tokens), and an outage was counted as one: neither text for the agent nor a score of 0. A row that
+is not green gives the reason. OpenEnv and verifiers cannot be installed beside this library and
+need `make foreign` (or FOREIGN=folder with an environment for each). Three rows are of files in
+`examples/contrib/`, outside the package.
 """
 
 from __future__ import annotations
@@ -142,7 +144,7 @@ def written(
     return rollout, sampled_ids == list(chain.from_iterable(turn_ids[: len(rollout.turns)]))
 
 
-# --- rows: each returns (worked, token_exact or None, outage_counted) ------------------------------------------------
+# --- rows: each returns (worked, token_exact or None, outage_counted) -----------------------------
 
 
 def ask(prompt: str) -> str:
@@ -574,7 +576,9 @@ def openenv() -> tuple[bool, bool, bool]:
 
 
 def verifiers() -> tuple[bool, bool, bool]:
-    """An environment of the package that talks with the agent, in its own process; then the process ends."""
+    """An environment of the package that talks with the agent, in its own process; then the process
+    ends.
+    """
     from verifiers_tasks import VerifiersTasks
 
     os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -645,7 +649,7 @@ def matrix() -> dict[str, Any]:
     return {"green": sum(row["green"] for row in rows), "of": len(rows), "rows": rows}
 
 
-# --- the demo's world through native tool calls ---------------------------------------------------------------------
+# --- the demo's world through native tool calls ---------------------------------------------------
 
 
 def oracle_server(seed: int) -> StdioServerParameters:
@@ -658,7 +662,9 @@ def oracle_server(seed: int) -> StdioServerParameters:
 
 
 def as_tool_calls(text: str) -> str:
-    """A turn of the sandbox's traces in native form: the same thought, the request as a call, a bare answer."""
+    """A turn of the sandbox's traces in native form: the same thought, the request as a call, a
+    bare answer.
+    """
     text = re.sub(
         r"<interaction_prompt> (.*?) </interaction_prompt>", lambda match: call(match[1]), text
     )
@@ -687,7 +693,9 @@ def warm(folder: Path, seed: int) -> Path:
 
 
 def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
-    """Train with the demo's questions, traces, reward and settings, but native turns and the oracle as a tool."""
+    """Train with the demo's questions, traces, reward and settings, but native turns and the oracle
+    as a tool.
+    """
     questions, held_out = make_split(seed, 256)
     model = warm(folder, seed)
     if through == "MCP":

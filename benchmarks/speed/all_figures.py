@@ -7,8 +7,9 @@
     python -m benchmarks.speed.all_figures --record --quick  # also appends to records/speed.jsonl.gz
     python -m benchmarks.recompute --write  # writes the tables of these records into the pages
 
-Each script runs by itself, one after another, in a fresh process, and its last line is read. The figures of a script
-that fails do not hold. The last line of `--json` holds `rows: [{name, value, target, holds}]`.
+Each script runs by itself, one after another, in a fresh process, and its last line is read. The
+figures of a script that fails do not hold. The last line of `--json` holds `rows: [{name, value,
+target, holds}]`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Figure:
         name (`str`): Its name in the table.
         value (`Callable`): Finds it in the script's last line.
         target (`str`): `<=` or `>=` and a number.
-        reason (`str`, *optional*): The reason that the table gives where the figure misses its target.
+        reason (`str`, *optional*): The reason that the table gives where the figure misses its
+            target.
     """
 
     script: str
@@ -50,7 +52,9 @@ class Figure:
     reason: str = ""
 
     def row(self, run: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The table's row for a run of the script, of which `printed`, `quick` and `date` are recorded."""
+        """The table's row for a run of the script, of which `printed`, `quick` and `date` are
+        recorded.
+        """
         value = None
         when = ""
         if run:
@@ -243,7 +247,8 @@ FIGURES = [
         "programs: step of a program / of the native loop",
         key("wall_ratio"),
         "<= 1.5",
-        "a call costs the openai client 3 ms in the trainer's process, which the native loop does not use",
+        "a call costs the openai client 3 ms in the trainer's process, which the native loop does "
+        "not use",
     ),
     Figure(
         "program.py",

@@ -1,23 +1,27 @@
-"""Training that does not wait for stragglers (`async_lead`): the time saved, the cost in score, the losses of a kill.
+"""Training that does not wait for stragglers (`async_lead`): the time saved, the cost in score, the
+losses of a kill.
 
     OMP_NUM_THREADS=1 python -m benchmarks.speed.async_training --json --quick  # about six minutes on two free cores
     OMP_NUM_THREADS=1 python -m benchmarks.speed.async_training --json  # with scores: some hours
     python -m benchmarks.speed.async_training --only virtual --json  # one part
 
-- *real*: the sandbox's policy trained in real time. Its environment answers after 1 s (log-normal, σ 1.0).
-- *virtual*: the trainer's own loop over groups on a clock that jumps to the next event, so that an hour takes seconds.
-  Turns of 150 tokens (σ 0.6), replies of 2 s (σ 0.6), an update of 10 s, 16 groups of 8, decoding 12 ms + 0.03 ms a
-  row. Three layouts: a *server* with devices of its own, which samples on while the weights change; *two nodes*, one of
-  which samples at half the speed and one trains; *one node*, where the policy samples only while the trainer waits.
-- *kills*: runs killed with SIGKILL at random moments and resumed. Counted are replies that were paid twice, and replies
-  whose rollouts were never trained on.
+- *real*: the sandbox's policy trained in real time. Its environment answers after 1 s (log-normal,
+  σ 1.0).
+- *virtual*: the trainer's own loop over groups on a clock that jumps to the next event, so that an
+  hour takes seconds. Turns of 150 tokens (σ 0.6), replies of 2 s (σ 0.6), an update of 10 s, 16
+  groups of 8, decoding 12 ms + 0.03 ms a row. Three layouts: a *server* with devices of its own,
+  which samples on while the weights change; *two nodes*, one of which samples at half the speed and
+  one trains; *one node*, where the policy samples only while the trainer waits.
+- *kills*: runs killed with SIGKILL at random moments and resumed. Counted are replies that were
+  paid twice, and replies whose rollouts were never trained on.
 - *score* (not with `--quick`): held-out exact match after equally many rollouts, by the protocol in
-  docs/howto/do_not_wait.md. Each training is recorded in `records/lead.jsonl.gz`, from which `recompute.py` makes the
-  page's table; a recorded training is not repeated.
+  docs/howto/do_not_wait.md. Each training is recorded in `records/lead.jsonl.gz`, from which
+  `recompute.py` makes the page's table; a recorded training is not repeated.
 
-The last line of `--json`: `real` (by lead `step_s`, `trainer_idle`, `policy_idle`), `speedup_lead2`, `virtual` (by
-layout and lead `step_s`, `over_bound`, `age`), `step_over_bound` (the server's at lead 3: against the larger of a
-step's sampling and its update), `discarded`, `paid_twice`, and `score`.
+The last line of `--json`: `real` (by lead `step_s`, `trainer_idle`, `policy_idle`),
+`speedup_lead2`, `virtual` (by layout and lead `step_s`, `over_bound`, `age`), `step_over_bound`
+(the server's at lead 3: against the larger of a step's sampling and its update), `discarded`,
+`paid_twice`, and `score`.
 """
 
 from __future__ import annotations
@@ -67,7 +71,7 @@ QUESTIONS = 256
 TEMPERATURE = 1.0
 
 
-# --- in the sandbox: real time, and scores ----------------------------------------------------------------------------
+# --- in the sandbox: real time, and scores --------------------------------------------------------
 
 
 class SlowOracle:
@@ -144,15 +148,16 @@ def measure_in_real_time(
 ) -> dict[int, dict[str, Any]]:
     """Seconds of a step once training runs evenly.
 
-    The first steps are left out, because they start as many groups as `async_lead` allows, and so are the last, which
-    start none.
+    The first steps are left out, because they start as many groups as `async_lead` allows, and so
+    are the last, which start none.
     """
     from agentic_prompting.sandbox.setup import prepare_sandbox
 
     sandbox = prepare_sandbox(folder, 0, warm_start_steps=warm_start_steps)
     figures: dict[int, dict[str, Any]] = {}
     for lead in (0, 1, 2):
-        # 4 is twice the default of max_staleness: the groups of the first step have been used by then.
+        # 4 is twice the default of max_staleness: the groups of the first step have been used by
+        # then.
         first = 1 + 4 * lead
         all_steps = first + steps + lead
         trainer = train_policy(sandbox, folder / str(lead), lead, all_steps, 0, median=1.0)
@@ -217,7 +222,9 @@ def measure_score(
 
 
 def uncorrect(trainer: PromptR1Trainer) -> None:
-    """Make a trainer ignore that older weights sampled a rollout: it trains without the importance ratio."""
+    """Make a trainer ignore that older weights sampled a rollout: it trains without the importance
+    ratio.
+    """
     compute_loss = trainer._compute_loss
 
     def compute_without_ratio(model: Any, inputs: Mapping[str, Any]) -> Any:
@@ -232,7 +239,9 @@ def uncorrect(trainer: PromptR1Trainer) -> None:
 def measure_scores(
     folder: Path, records: Records, seeds: Iterable[int], steps: int
 ) -> dict[str, dict[str, Any]]:
-    """Run every training that is not recorded, those with the correction first, and summarise all records."""
+    """Run every training that is not recorded, those with the correction first, and summarise all
+    records.
+    """
     trainings = []
     # Without a lead there is nothing to correct.
     for corrected, leads in ((True, LEADS), (False, LEADS[1:])):
@@ -283,7 +292,10 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]
 def table(records: Iterable[Mapping[str, Any]]) -> str:
     """The summary as a Markdown table."""
     lines = [
-        "| `async_lead` | exact match [95 %] | minus lead 0, paired [95 %] | age of a token, updates | seeds |",
+        (
+            "| `async_lead` | exact match [95 %] | minus lead 0, paired [95 %] | age of a token, "
+            "updates | seeds |"
+        ),
         "| --- | --- | --- | --- | --- |",
     ]
     for name, row in summarise(records).items():
@@ -293,11 +305,13 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-# --- killed -----------------------------------------------------------------------------------------------------------
+# --- killed ---------------------------------------------------------------------------------------
 
 
 def run_to_end(policy: Path, folder: Path, steps: int) -> None:
-    """Run from the last checkpoint, if there is one, to the end, and log the replies that are paid and used."""
+    """Run from the last checkpoint, if there is one, to the end, and log the replies that are paid
+    and used.
+    """
     from datasets import Dataset
 
     from agentic_prompting import LLMEnvironment
@@ -389,7 +403,7 @@ def kills(folder: Path, policy: Path, times: int, steps: int) -> dict[str, int]:
     return dict(counts)
 
 
-# --- the script -------------------------------------------------------------------------------------------------------
+# --- the script -----------------------------------------------------------------------------------
 
 
 def measure_virtual(steps: int) -> dict[str, Any]:

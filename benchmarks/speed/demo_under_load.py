@@ -3,12 +3,12 @@
     python -m benchmarks.speed.demo_under_load --json  # 8 settings, alone and beside: about half an hour
     python -m benchmarks.speed.demo_under_load --json --quick  # 8 steps
 
-Compute threads that spin while they wait for each other lose a whole slice of time whenever one of them has no core.
-The settings are one thread and two, waiting that spins and waiting that sleeps (`OMP_WAIT_POLICY=passive`), and the
-oracle in the training process and in a process of its own. A setting is steady if
-beside one busy core its worst step takes at most twice its median step. The last line of `--json` holds `settings:
-[{threads, passive, oracle, alone: {median_s, worst_s, total_s}, beside: {...}, steady}]`. Run it on a machine that does
-nothing else.
+Compute threads that spin while they wait for each other lose a whole slice of time whenever one of
+them has no core. The settings are one thread and two, waiting that spins and waiting that sleeps
+(`OMP_WAIT_POLICY=passive`), and the oracle in the training process and in a process of its own. A
+setting is steady if beside one busy core its worst step takes at most twice its median step. The
+last line of `--json` holds `settings: [{threads, passive, oracle, alone: {median_s, worst_s,
+total_s}, beside: {...}, steady}]`. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def busy_core(busy: bool) -> Iterator[None]:
 
 @contextmanager
 def oracle(own_process: bool) -> Iterator[str | None]:
-    """The address of an oracle in a process of its own; `None` for the oracle inside the training process."""
+    """The address of an oracle in a process of its own; `None` for the oracle inside the training
+    process.
+    """
     if not own_process:
         yield None
         return
@@ -158,7 +160,10 @@ def measure_all(steps: int) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| threads | waiting | oracle | alone: median, worst, total (s) | beside a busy core | steady |",
+        (
+            "| threads | waiting | oracle | alone: median, worst, total (s) | beside a busy core | "
+            "steady |"
+        ),
         "|---|---|---|---|---|---|",
     ]
     for row in rows:

@@ -1,20 +1,27 @@
-"""Continuous batching against whole batches: tokens per second of the policy in this process, with outputs compared.
+"""Continuous batching against whole batches: tokens per second of the policy in this process, with
+outputs compared.
 
     OMP_NUM_THREADS=1 python -m benchmarks.speed.engine --json  # about 3 minutes on a CPU
     OMP_NUM_THREADS=1 python -m benchmarks.speed.engine --json --quick  # about 2 minutes
     OMP_NUM_THREADS=1 python -m benchmarks.speed.engine --model smollm2 --json  # a real model (`engine_model.py`)
 
-Three settings. Each runs alternately with [`TransformersEngine`] and with [`TransformersSampler`] in a [`BatchEngine`].
-In the latter all waiting requests form the next batch, and a batch takes as long as its longest turn.
+Three settings. Each runs alternately with [`TransformersEngine`] and with [`TransformersSampler`]
+in a [`BatchEngine`]. In the latter all waiting requests form the next batch, and a batch takes as
+long as its longest turn.
 
-- `demo`: 128 rollouts of the sandbox, its warm-started policy, its oracle without latency; the stop texts of the demo.
-- `uniform`: 64 rows of equally many tokens without an end: the engine can gain nothing, and must lose little.
-- `mixed`: 64 rows whose lengths are log-normal (sigma 0.8), two turns each: finished rows leave the batch.
+- `demo`: 128 rollouts of the sandbox, its warm-started policy, its oracle without latency; the stop
+  texts of the demo.
+- `uniform`: 64 rows of equally many tokens without an end: the engine can gain nothing, and must
+  lose little.
+- `mixed`: 64 rows whose lengths are log-normal (sigma 0.8), two turns each: finished rows leave the
+  batch.
 
-`prefix_wall_ratio` and `prefix_read_ratio` compare the engine with and without its cache between turns.
+`prefix_wall_ratio` and `prefix_read_ratio` compare the engine with and without its cache between
+turns.
 
-The last line of `--json` holds `demo_speedup, uniform_speedup, mixed_speedup, identical_greedy` (share of rollouts with
-the same tokens at temperature 0) and `identical_share` (the same for seeded draws; they may differ at ties only).
+The last line of `--json` holds `demo_speedup, uniform_speedup, mixed_speedup, identical_greedy`
+(share of rollouts with the same tokens at temperature 0) and `identical_share` (the same for seeded
+draws; they may differ at ties only).
 """
 
 from __future__ import annotations
@@ -88,8 +95,9 @@ class Bench:
         return [sampled_ids(rollout) for rollout in rollouts]
 
     def turns(self, lengths: list[list[int]], reply: int = 1) -> Callable[[Policy], SampledTokens]:
-        """A function that plays conversations with turns of so many tokens and observations of `reply` tokens; no token
-        ends a turn."""
+        """A function that plays conversations with turns of so many tokens and observations of
+        `reply` tokens; no token ends a turn.
+        """
 
         async def talk(policy: Policy, number: int, turn_lengths: list[int]) -> list[int]:
             rng = random.Random(number)
@@ -137,7 +145,9 @@ def compare(
     make_batches: Callable[[], BatchEngine],
     repeats: int,
 ) -> dict[str, float]:
-    """Tokens per second of both, measured alternately, and the share of rollouts with the same tokens."""
+    """Tokens per second of both, measured alternately, and the share of rollouts with the same
+    tokens.
+    """
     speeds: dict[str, list[float]] = {"engine": [], "batches": []}
     sampled: dict[str, SampledTokens] = {}
     for repeat in range(repeats + 1):  # the first repeat warms up
@@ -161,8 +171,10 @@ def compare(
 
 
 def compare_prefix(bench: Bench, repeats: int) -> dict[str, float]:
-    """Five turns of 20 tokens, observations of 150: the ratio of the engine without a cache between turns to the one
-    with it, in seconds (`wall_ratio`) and in tokens of contexts read (`read_ratio`)."""
+    """Five turns of 20 tokens, observations of 150: the ratio of the engine without a cache between
+    turns to the one with it, in seconds (`wall_ratio`) and in tokens of contexts read
+    (`read_ratio`).
+    """
     play = bench.turns([[20] * 5] * 16, reply=150)
     cache_sizes = (0.0, 1024.0)
     ratios = []
@@ -231,7 +243,8 @@ def measure_sandbox(arguments: argparse.Namespace) -> None:
         prefix = compare_prefix(bench, repeats)
 
     print(
-        "| setting | engine, tokens/s | batches, tokens/s | ratio | identical |\n|---|---|---|---|---|"
+        "| setting | engine, tokens/s | batches, tokens/s | ratio | identical "
+        "|\n|---|---|---|---|---|"
     )
     for name, row in rows.items():
         print(f"| {name} | " + " | ".join(map(str, row.values())) + " |")

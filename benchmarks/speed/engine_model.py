@@ -1,16 +1,22 @@
-"""The engine on a real model, for `engine.py --model`: beside `generate`, the matrix products alone and llama.cpp.
+"""The engine on a real model, for `engine.py --model`: beside `generate`, the matrix products alone
+and llama.cpp.
 
-Each row has a context of 100 tokens and samples 32. *Full* is the model as it is, with trainable weights; *lora* has an
-adapter of all linear layers and a frozen head, as in training with `peft_config`. Speeds are sampled tokens per second of
-the processor, contexts included, the best of some alternating runs.
+Each row has a context of 100 tokens and samples 32. *Full* is the model as it is, with trainable
+weights; *lora* has an adapter of all linear layers and a frozen head, as in training with
+`peft_config`. Speeds are sampled tokens per second of the processor, contexts included, the best of
+some alternating runs.
 
-- *limit*: a decoding step that is nothing but the matrix products of its rows. `of_limit` is that time over the
-  engine's time for a step: the run less one that samples a single token, by the number of further steps.
-- bfloat16 is measured by default where the processor computes in it (AVX-512 or AMX); elsewhere it is emulated.
-- *identical*: the share of some rows whose greedy tokens are those of `generate` (float32: all; bfloat16: up to rounding).
-- *parts*: how the largest run's processor time divides among groups of operations, by torch's profiler.
-- *llama.cpp*: the GGUF file of the small model's package, or `--gguf`, by the package `xllamacpp` in a process of its
-  own (`llama_cpp.py`); left out where that is not installed.
+- *limit*: a decoding step that is nothing but the matrix products of its rows. `of_limit` is that
+  time over the engine's time for a step: the run less one that samples a single token, by the
+  number of further steps.
+- bfloat16 is measured by default where the processor computes in it (AVX-512 or AMX); elsewhere it
+  is emulated.
+- *identical*: the share of some rows whose greedy tokens are those of `generate` (float32: all;
+  bfloat16: up to rounding).
+- *parts*: how the largest run's processor time divides among groups of operations, by torch's
+  profiler.
+- *llama.cpp*: the GGUF file of the small model's package, or `--gguf`, by the package `xllamacpp`
+  in a process of its own (`llama_cpp.py`); left out where that is not installed.
 """
 
 from __future__ import annotations
@@ -118,7 +124,9 @@ class ModelBench:
         return min(seconds)
 
     def parts(self, rows: int, new_tokens: int) -> dict[str, float]:
-        """Shares of the engine's processor time by groups of operations; the rest is Python and small operations."""
+        """Shares of the engine's processor time by groups of operations; the rest is Python and
+        small operations.
+        """
         started = time.process_time()
         with profile(activities=[ProfilerActivity.CPU]) as profiled:
             self.by_engine(rows, new_tokens)
@@ -182,7 +190,9 @@ def measure(bench: ModelBench, rows: int, new_tokens: int, repeats: int) -> dict
 def measure_llama_cpp(
     gguf_file: Path | None, row_counts: Sequence[int], new_tokens: int
 ) -> dict[int, float]:
-    """llama.cpp's tokens per second of the processor, by the number of rows; empty without the package or file."""
+    """llama.cpp's tokens per second of the processor, by the number of rows; empty without the
+    package or file.
+    """
     if find_spec("xllamacpp") is None or gguf_file is None:
         log("llama.cpp is left out: it needs the package xllamacpp and a GGUF file")
         return {}

@@ -5,10 +5,11 @@
     python -m benchmarks.speed.gpu_day --only vLLM  # the parts whose name has this in it
     python -m benchmarks.speed.gpu_day --miniature  # the same code with tiny shapes on a CPU; keeps no records
 
-Each part runs in a process of its own with a time limit. A part that fails, is killed, or needs something that is not
-there becomes a record that says so, and the next part starts. Models have random weights. In a training step every
-episode fills the context, because the environment has fixed replies and goes on until the last turn; so figures depend
-on shapes, not on what a model has learned. The first step of a part, which compiles and allocates, is left out.
+Each part runs in a process of its own with a time limit. A part that fails, is killed, or needs
+something that is not there becomes a record that says so, and the next part starts. Models have
+random weights. In a training step every episode fills the context, because the environment has
+fixed replies and goes on until the last turn; so figures depend on shapes, not on what a model has
+learned. The first step of a part, which compiles and allocates, is left out.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ def device_name() -> str:
     return torch.cuda.get_device_name()
 
 
-# --- pages -----------------------------------------------------------------------------------------------------------
+# --- pages ----------------------------------------------------------------------------------------
 
 
 def latest(records: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any]:

@@ -1,5 +1,8 @@
-"""The parts of `gpu_day.py`. Each measures in this process and prints its figures as a line of JSON, again when it
-knows more, so that one that is killed leaves what it had found."""
+"""The parts of `gpu_day.py`.
+
+Each measures in this process and prints its figures as a line of JSON, again when it knows more, so
+that one that is killed leaves what it had found.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,9 @@ SHAPES = {
 
 
 def saved_model(folder: Path, shape: str) -> Path:
-    """A model of random weights with the sandbox's tokenizer, whose tokens are the first of the vocabulary."""
+    """A model of random weights with the sandbox's tokenizer, whose tokens are the first of the
+    vocabulary.
+    """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -75,7 +80,9 @@ def saved_model(folder: Path, shape: str) -> Path:
 
 
 def engine(folder: Path, shape: str, tokens: int = 80) -> None:
-    """The policy's engine against whole batches, bf16, and what keys and values kept between turns save."""
+    """The policy's engine against whole batches, bf16, and what keys and values kept between turns
+    save.
+    """
     from types import SimpleNamespace
 
     import torch
@@ -228,7 +235,9 @@ def step_args(
 def vllm_options(
     vllm: str, model: Path, folder: Path, context: int, stack: ExitStack
 ) -> dict[str, Any]:
-    """The trainer's options for vLLM; starts a server, which ends with `stack`, where one is needed."""
+    """The trainer's options for vLLM; starts a server, which ends with `stack`, where one is
+    needed.
+    """
     if not vllm:
         return {}
     options: dict[str, Any] = {
@@ -338,7 +347,9 @@ class Watch:
 
 
 def sharded(backend: str, folder: Path) -> AbstractContextManager[None]:
-    """The environment that `accelerate launch` sets for one process of a back end; a context manager."""
+    """The environment that `accelerate launch` sets for one process of a back end; a context
+    manager.
+    """
     import torch
 
     from agentic_prompting.planning.fake_gpu import fsdp2_environment, fsdp_on_a_cpu
@@ -377,7 +388,9 @@ def sharded(backend: str, folder: Path) -> AbstractContextManager[None]:
 
 
 def served(model: Path, folder: Path, context: int, sync: str) -> VLLMServer:
-    """A vLLM server of the policy, on the second GPU where NCCL pushes the weights: it refuses one GPU for both."""
+    """A vLLM server of the policy, on the second GPU where NCCL pushes the weights: it refuses one
+    GPU for both.
+    """
     from support.vllm_server import VLLMServer
 
     flags = ["--max-model-len", str(context), "--gpu-memory-utilization", "0.4"]

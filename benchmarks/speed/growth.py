@@ -1,12 +1,14 @@
-"""How the cost of the library's own work grows with rollouts, turns, prompts and cached replies; and its start-up time.
+"""How the cost of the library's own work grows with rollouts, turns, prompts and cached replies;
+and its start-up time.
 
     OMP_NUM_THREADS=1 python -m benchmarks.speed.growth --json  # about 3 minutes, up to 4,096 rollouts, 1 M replies
     OMP_NUM_THREADS=1 python -m benchmarks.speed.growth --json --quick  # under 50 s
 
-The policy and the environment answer at once, so that the time is the loop's own: contexts, parsing, observations,
-bookkeeping. Growth is linear where the cost of one more rollout, or turn, stays the same. Writes
-`growth.png` into `--output`. The last line of `--json` holds `rollouts, turns, growth_rollouts, growth_turns,
-growth_memory, population_ms, population_worst_ms, lookup_ms, opening_s, import_s, help_s`.
+The policy and the environment answer at once, so that the time is the loop's own: contexts,
+parsing, observations, bookkeeping. Growth is linear where the cost of one more rollout, or turn,
+stays the same. Writes `growth.png` into `--output`. The last line of `--json` holds `rollouts,
+turns, growth_rollouts, growth_turns, growth_memory, population_ms, population_worst_ms, lookup_ms,
+opening_s, import_s, help_s`.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ def policy(turns: int) -> Callable[[Sequence[SampleRequest]], list[Sample]]:
 
 
 def play(n: int, turns: int) -> list[str]:
-    """The records of `n` rollouts of `turns` turns, made with the metrics as the trainer makes them."""
+    """The records of `n` rollouts of `turns` turns, made with the metrics as the trainer makes
+    them.
+    """
     prompt = FORMAT.prompt_ids([{"role": "user", "content": "question : which country ?"}])
     rollouts = [
         Rollout(list(prompt), row={"question": "which country ?", "answers": ["Kenya"]})
@@ -114,7 +118,9 @@ def rollout_kb(n: int, turns: int) -> float:
 
 
 def measure_rollouts(numbers: Sequence[int], turns: Sequence[int], repeats: int) -> dict[str, Any]:
-    """Cost by number of rollouts (at 4 turns) and by turns (at 256 rollouts); growth is last over first, per unit."""
+    """Cost by number of rollouts (at 4 turns) and by turns (at 256 rollouts); growth is last over
+    first, per unit.
+    """
     play(64, 4)  # warms up
     by_number = {n: round(rollout_ms(n, 4, repeats), 3) for n in numbers}
     memory = {n: round(rollout_kb(n, 4), 1) for n in numbers}
@@ -138,7 +144,9 @@ def measure_rollouts(numbers: Sequence[int], turns: Sequence[int], repeats: int)
 
 
 def measure_population() -> dict[str, float]:
-    """Milliseconds to select 3 of 10,000 candidates and rate them, by the default rule and by the slowest."""
+    """Milliseconds to select 3 of 10,000 candidates and rate them, by the default rule and by the
+    slowest.
+    """
 
     def step_ms(rule: str) -> float:
         population = Population(SystemPrompt("root"), POPULATION, rule, seed=0)
@@ -199,7 +207,10 @@ def measure_cache(folder: Path, entries: int) -> dict[str, float]:
 
 def measure_start(repeats: int) -> dict[str, float]:
     """Median seconds of the import and of the command's `--help`, each in a fresh process."""
-    code = "import time; t = time.perf_counter(); import agentic_prompting; print(time.perf_counter() - t)"
+    code = (
+        "import time; t = time.perf_counter(); import agentic_prompting; print(time.perf_counter() "
+        "- t)"
+    )
     imports = []
     for _ in range(repeats):
         command = [sys.executable, "-c", code]

@@ -1,9 +1,10 @@
-"""llama.cpp's tokens per second of the processor, in a process of its own; needs the package `xllamacpp`.
+"""llama.cpp's tokens per second of the processor, in a process of its own; needs the package
+`xllamacpp`.
 
     python -m benchmarks.speed.llama_cpp model.gguf ROWS CONTEXT_LENGTH NEW_TOKENS  # prints one JSON object
 
-One thread: with more, those that wait spin, and take the processor from all others. Each row is a slot of the server with
-a context of its own; none shares a prefix.
+One thread: with more, those that wait spin, and take the processor from all others. Each row is a
+slot of the server with a context of its own; none shares a prefix.
 """
 
 from __future__ import annotations

@@ -1,23 +1,25 @@
-"""Memory and time of long contexts: a training step of ours against one of plain TRL on the same tokens, and the
-engine's turns.
+"""Memory and time of long contexts: a training step of ours against one of plain TRL on the same
+tokens, and the engine's turns.
 
     OMP_NUM_THREADS=1 python -m benchmarks.speed.long_contexts --json  # memory: about two minutes on two free cores
     OMP_NUM_THREADS=1 python -m benchmarks.speed.long_contexts --json --time  # seconds, on a quiet machine alone
     python -m benchmarks.speed.long_contexts --record  # with --time or without: for the page
 
-One row of 2,048 to 32,768 tokens, of which the agent wrote 30 % and 70 % are observations; the width and vocabulary
-of Qwen3-0.6B with four layers, bf16, gradient checkpointing, a GPU's paths. TRL scores every token of the completion,
-so its figures are those of the same step with nothing observed. Counted on fake tensors is what is live beside weights
-and optimizer. The last line of `--json`: `rows` (by context MiB of `ours` and `trl`), `memory_growth` (bytes per token
-at the longest context against 8,192) and `over_trl` (the largest share of TRL's memory that ours takes).
+One row of 2,048 to 32,768 tokens, of which the agent wrote 30 % and 70 % are observations; the
+width and vocabulary of Qwen3-0.6B with four layers, bf16, gradient checkpointing, a GPU's paths.
+TRL scores every token of the completion, so its figures are those of the same step with nothing
+observed. Counted on fake tensors is what is live beside weights and optimizer. The last line of
+`--json`: `rows` (by context MiB of `ours` and `trl`), `memory_growth` (bytes per token at the
+longest context against 8,192) and `over_trl` (the largest share of TRL's memory that ours takes).
 
-`--time` runs real steps of two rollouts of a small model (two layers of width 256, 8,192 tokens of vocabulary, float32)
-in our trainer and in TRL's, in turns: the second step of each counts. The fused head takes the branch of a GPU, which
-skips unlabelled positions; with `--own-branch` that of a CPU, which skips none. A context that would take more than two
-minutes, by the one before, is left out. Then one conversation of 20 turns in the engine, which writes 30 % of it. The
-last line: `steps` (by context seconds of `ours` and `trl`), `time_over_trl` (the largest ratio), `left_out`, `turns`
-(seconds for each new token of a turn), `turn_growth` (that of the last three turns against turns 2 to 4; attention over
-what is kept may grow) and `read_again` (tokens that were read twice).
+`--time` runs real steps of two rollouts of a small model (two layers of width 256, 8,192 tokens of
+vocabulary, float32) in our trainer and in TRL's, in turns: the second step of each counts. The
+fused head takes the branch of a GPU, which skips unlabelled positions; with `--own-branch` that of
+a CPU, which skips none. A context that would take more than two minutes, by the one before, is left
+out. Then one conversation of 20 turns in the engine, which writes 30 % of it. The last line:
+`steps` (by context seconds of `ours` and `trl`), `time_over_trl` (the largest ratio), `left_out`,
+`turns` (seconds for each new token of a turn), `turn_growth` (that of the last three turns against
+turns 2 to 4; attention over what is kept may grow) and `read_again` (tokens that were read twice).
 """
 
 from __future__ import annotations
@@ -99,7 +101,7 @@ def compute_ratios(rows: Mapping[Any, Mapping[str, float]]) -> dict[str, float]:
     return {"memory_growth": round(growth, 3), "over_trl": round(over, 3)}
 
 
-# --- time ------------------------------------------------------------------------------------------------------------
+# --- time -----------------------------------------------------------------------------------------
 
 
 def small_job(context: int) -> TrainingJob:
@@ -129,7 +131,9 @@ def small_job(context: int) -> TrainingJob:
 
 
 def initialise(model: PreTrainedModel) -> None:
-    """Set values: a model that is made without its weights has what the memory held, which may be slow to compute."""
+    """Set values: a model that is made without its weights has what the memory held, which may be
+    slow to compute.
+    """
     import torch
 
     torch.manual_seed(0)
@@ -256,7 +260,7 @@ def time_turns(longest: int = CONTEXTS[-1]) -> dict[str, Any]:
     }
 
 
-# --- the page --------------------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 
 def memory(records: Sequence[Mapping[str, Any]]) -> str:
@@ -267,8 +271,8 @@ def memory(records: Sequence[Mapping[str, Any]]) -> str:
     for context, row in run["rows"].items():
         cells.append([f"{int(context):,}", f"{row['ours']:,.0f}", f"{row['trl']:,.0f}"])
     return (
-        f"{markdown(('tokens', 'ours', 'plain TRL'), cells)}\n\nFor a token the longest context takes "
-        f"{ratios['memory_growth']:.2f} times what 8,192 tokens take; ours takes at most "
+        f"{markdown(('tokens', 'ours', 'plain TRL'), cells)}\n\nFor a token the longest context "
+        f"takes {ratios['memory_growth']:.2f} times what 8,192 tokens take; ours takes at most "
         f"{ratios['over_trl']:.2f} times TRL's. Counted on {run['date']}."
     )
 
@@ -288,8 +292,9 @@ def times(records: Sequence[Mapping[str, Any]]) -> str:
         contexts = ", ".join(f"{context:,}" for context in run["left_out"])
         sentences.append(f"Left out, as a step takes more than two minutes: {contexts} tokens.")
     sentences += [
-        f"In the engine's conversation {run['read_again']} tokens are read twice, and a new token of the last three "
-        f"turns takes {run['turn_growth']:.1f} times as long as one of turns 2 to 4.",
+        f"In the engine's conversation {run['read_again']} tokens are read twice, and a new token "
+        f"of the last three turns takes {run['turn_growth']:.1f} times as long as one of turns 2 "
+        "to 4.",
         f"Measured on {run['date']}, {run['machine']}.",
     ]
     return f"{markdown(titles, cells)}\n\n{' '.join(sentences)}"

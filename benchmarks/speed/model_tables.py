@@ -1,4 +1,7 @@
-"""The tables of the speed figures on a real model. Importing this module needs no torch, as `recompute.py` wants it."""
+"""The tables of the speed figures on a real model.
+
+Importing this module needs no torch, as `recompute.py` wants it.
+"""
 
 from __future__ import annotations
 

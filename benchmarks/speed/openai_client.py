@@ -1,12 +1,13 @@
-"""Whether `OpenAIChat` should stand on the `openai` package: one call and 1,024 calls at once, both ways in one run.
+"""Whether `OpenAIChat` should stand on the `openai` package: one call and 1,024 calls at once, both
+ways in one run.
 
     pip install "openai[aiohttp]"
     python -m benchmarks.speed.openai_client  # about a minute
 
-The package is used at its fastest: aiohttp as its transport, raw responses, no retries of its own. What our client does
-on top (budget, prices, circuit breaker, errors as data) is missing from its figure. The rule was set before the
-measurement: at up to 1.5 ms of processor time a call, and up to 1.5 times the server's 5 s for 1,024 calls at once, the
-package replaces `llm/openai_http.py`.
+The package is used at its fastest: aiohttp as its transport, raw responses, no retries of its own.
+What our client does on top (budget, prices, circuit breaker, errors as data) is missing from its
+figure. The rule was set before the measurement: at up to 1.5 ms of processor time a call, and up to
+1.5 times the server's 5 s for 1,024 calls at once, the package replaces `llm/openai_http.py`.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(8192, hard)), hard))
     for name, figure in measure().items():
         print(
-            f"{name}: {figure.call_ms:.2f} ms a call, 1,024 calls in {figure.in_flight_ratio:.2f} x 5 s"
+            f"{name}: {figure.call_ms:.2f} ms a call, 1,024 calls in {figure.in_flight_ratio:.2f} "
+            "x 5 s"
         )
 
 

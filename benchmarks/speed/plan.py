@@ -4,12 +4,13 @@
     python -m benchmarks.speed.plan --json --only LoRA  # the settings whose name has this in it
     python -m benchmarks.speed.plan --record  # append each to records/plan.jsonl.gz, of which the page is made
 
-Each setting is predicted in one process, on fake tensors, and run for two steps in another one, or in two under FSDP2,
-with random weights. Measured is the running sum of the CPU allocator's events, which also sees what kernels allocate
-inside. It says nothing of what a GPU adds: contexts, workspaces, NCCL, fragmentation.
+Each setting is predicted in one process, on fake tensors, and run for two steps in another one, or
+in two under FSDP2, with random weights. Measured is the running sum of the CPU allocator's events,
+which also sees what kernels allocate inside. It says nothing of what a GPU adds: contexts,
+workspaces, NCCL, fragmentation.
 
-The last line of `--json`: `settings` (each with `predicted` and `measured` in MiB and their `error`), `worst_error` of
-one process and `worst_error_fsdp2`.
+The last line of `--json`: `settings` (each with `predicted` and `measured` in MiB and their
+`error`), `worst_error` of one process and `worst_error_fsdp2`.
 """
 
 from __future__ import annotations
@@ -173,7 +174,9 @@ def peak_of_profile(profiler: profile) -> int:
 
 
 def run_in_processes(name: str, real: bool) -> int:
-    """Predict or run a setting in processes of its own, as many as it has; the largest of their peaks."""
+    """Predict or run a setting in processes of its own, as many as it has; the largest of their
+    peaks.
+    """
     from agentic_prompting.planning.fake_gpu import fsdp2_environment
 
     process_count = SETTINGS[name].get("processes", 1) if real else 1

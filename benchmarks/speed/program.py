@@ -5,21 +5,24 @@
     python -m benchmarks.speed.program --only gateway --only fork  # some parts
     OMP_NUM_THREADS=1 python -m benchmarks.speed.program --model smollm2 --json  # a real model (`program_model.py`)
 
-- *split*: rollouts in 1 to 3 token sequences against the same rollouts in one, by the native path: the largest
-  difference of the gradient, relative to its largest component, over loss types, the KL term, accumulation, and two
-  processes under DDP, ZeRO-3 and FSDP2. `--quick` leaves most of them out.
+- *split*: rollouts in 1 to 3 token sequences against the same rollouts in one, by the native path:
+  the largest difference of the gradient, relative to its largest component, over loss types, the KL
+  term, accumulation, and two processes under DDP, ZeRO-3 and FSDP2. `--quick` leaves most of them
+  out.
 - *training*: the sandbox's policy trained by `LLMEnvironment` and by the script that does the same
-  (`agent_programs.py`), with the same seeds, in turns. `same_rollouts` is the share with the same tokens; `wall_ratio`
-  is of whole steps. The program runs in the trainer's process, or (`workers_...`) in one of its own, with `workers=1`;
-  `cpu_ratio` is of the trainer's process alone.
-- *gateway*: calls a second of one core, the policy being free; the client is another process. `long_ms` is a call
-  that goes on from a history of 80,000 characters, `short_ms` from one of 800; `first_ms` is one that brings 80,000 new
-  characters (most of it is the tokenizer's).
-- *chat*: `OpenAIChat`'s milliseconds of processor time a call, and the wall time of 1,024 calls at once that take five
-  seconds each, over five seconds (`in_flight_ratio`; not with `--quick`).
-- *fork*: tokens of all sequences over those of one uninterrupted sequence, for a policy that writes its calls of tools
-  otherwise than its template does and a framework that writes them anew. `prefix_rule_ratio` is what the usual rule
-  makes of the same calls: a request whose ids do not begin with the ids before it begins a sequence.
+  (`agent_programs.py`), with the same seeds, in turns. `same_rollouts` is the share with the same
+  tokens; `wall_ratio` is of whole steps. The program runs in the trainer's process, or
+  (`workers_...`) in one of its own, with `workers=1`; `cpu_ratio` is of the trainer's process
+  alone.
+- *gateway*: calls a second of one core, the policy being free; the client is another process.
+  `long_ms` is a call that goes on from a history of 80,000 characters, `short_ms` from one of 800;
+  `first_ms` is one that brings 80,000 new characters (most of it is the tokenizer's).
+- *chat*: `OpenAIChat`'s milliseconds of processor time a call, and the wall time of 1,024 calls at
+  once that take five seconds each, over five seconds (`in_flight_ratio`; not with `--quick`).
+- *fork*: tokens of all sequences over those of one uninterrupted sequence, for a policy that writes
+  its calls of tools otherwise than its template does and a framework that writes them anew.
+  `prefix_rule_ratio` is what the usual rule makes of the same calls: a request whose ids do not
+  begin with the ids before it begins a sequence.
 
 The last line of `--json` holds what was measured.
 """
@@ -67,7 +70,7 @@ SEED = 42  # the sandbox's own, for which a warm start is in the package
 WIDE = Limits(max_turns=5, max_turn_tokens=400, max_tokens=400_000, max_context=400_000)
 
 
-# --- the gradient -----------------------------------------------------------------------------------------------------
+# --- the gradient ---------------------------------------------------------------------------------
 
 
 def measure_split(folder: Path, is_quick: bool) -> dict[str, Any]:
@@ -99,7 +102,7 @@ def measure_split(folder: Path, is_quick: bool) -> dict[str, Any]:
     return {"split_error": max(split_errors_of.values()), "split_errors": split_errors_of}
 
 
-# --- the same training, by the native loop and by a program -----------------------------------------------------------
+# --- the same training, by the native loop and by a program ---------------------------------------
 
 
 # The prompt, the response and its mask, by step and by the rollout's seed.
@@ -183,7 +186,7 @@ def measure_training(folder: Path, is_quick: bool) -> dict[str, Any]:
     }
 
 
-# --- a call -----------------------------------------------------------------------------------------------------------
+# --- a call ---------------------------------------------------------------------------------------
 
 
 def cost_of_calls(calls: int, turns: int, characters: int) -> float:
@@ -286,7 +289,7 @@ def measure_chat(folder: Path, is_quick: bool) -> dict[str, Any]:
     return figures
 
 
-# --- forks ------------------------------------------------------------------------------------------------------------
+# --- forks ----------------------------------------------------------------------------------------
 
 
 def measure_fork(folder: Path, is_quick: bool) -> dict[str, Any]:
@@ -295,7 +298,9 @@ def measure_fork(folder: Path, is_quick: bool) -> dict[str, Any]:
     histories: list[list[dict[str, Any]]] = []
 
     async def agent(row: Mapping[str, Any], base_url: str, api_key: str) -> str:
-        """Keeps its history as frameworks do: arguments are parsed and written again, thoughts are dropped."""
+        """Keeps its history as frameworks do: arguments are parsed and written again, thoughts are
+        dropped.
+        """
         from openai import AsyncOpenAI
 
         messages: list[Any] = [{"role": "user", "content": "add"}]
@@ -320,7 +325,8 @@ def measure_fork(folder: Path, is_quick: bool) -> dict[str, Any]:
                     messages.append({"role": "tool", "tool_call_id": call.id, "content": "2"})
         return "done"
 
-    # Each turn has a thought, spaces and a form of the arguments that are lost when it is written again.
+    # Each turn has a thought, spaces and a form of the arguments that are lost when it is written
+    # again.
     turn = "<think>\nhm \n</think>\n\n I add.\n\n" + called("add", '{"a":1,  "b":[1,2]}') + "  "
     turn_ids = [*form.tokenizer(turn)["input_ids"], form.tokenizer.eos_token_id]
     rollout, policy = play_program(agent, lambda text, request: turn, limits=WIDE)

@@ -1,8 +1,10 @@
-"""A program beside the native loop on a real model, for `program.py --model`: how much longer a training step takes.
+"""A program beside the native loop on a real model, for `program.py --model`: how much longer a
+training step takes.
 
-The environment of both asks nothing of the model's text, so that the episodes are alike whatever it writes: two turns of at
-most 24 tokens, and a fixed observation between them. The program is a script around the `openai` client. Both train a LoRA
-adapter in float32, 16 rollouts a step (`--quick`: 8), with the same seeds, in turns.
+The environment of both asks nothing of the model's text, so that the episodes are alike whatever it
+writes: two turns of at most 24 tokens, and a fixed observation between them. The program is a
+script around the `openai` client. Both train a LoRA adapter in float32, 16 rollouts a step
+(`--quick`: 8), with the same seeds, in turns.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ async def two_calls(row: Mapping[str, Any], base_url: str, api_key: str) -> str:
 def train(
     model: str, folder: Path, environment: Any, rollouts: int, steps: int
 ) -> tuple[StepTimes, dict[Any, Any]]:
-    """Train for some steps: their seconds after the first one, and each rollout's tokens by step and seed."""
+    """Train for some steps: their seconds after the first one, and each rollout's tokens by step
+    and seed.
+    """
     times = StepTimes()
     tokens: dict[Any, Any] = {}
 

@@ -1,4 +1,5 @@
-"""The other side of a call for program.py, in a process of its own: only one side's processor time is counted.
+"""The other side of a call for program.py, in a process of its own: only one side's processor time
+is counted.
 
 python -m benchmarks.speed.program_peers client BASE_URL CALLS TURNS CHARACTERS     # prints one JSON object
 python -m benchmarks.speed.program_peers server DELAY                               # prints its port, until stdin ends
@@ -28,7 +29,10 @@ async def converse(
         messages: list[Any] = [{"role": "user", "content": f"{name} {number} {words}"[:characters]}]
         for _ in range(turns):
             body = json.dumps({"model": "agent", "messages": messages}).encode()
-            head = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            head = (
+                f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+                "application/json\r\n"
+            )
             writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             completion = json.loads(await reader.readexactly(await _length(reader)))
             messages += [

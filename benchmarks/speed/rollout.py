@@ -1,4 +1,5 @@
-"""Rollouts with turns of very different length against slow replies: four loops and the limit, side by side in one run.
+"""Rollouts with turns of very different length against slow replies: four loops and the limit, side
+by side in one run.
 
     python -m benchmarks.speed.rollout --json  # about 9 minutes: every time divided by eight
     python -m benchmarks.speed.rollout --json --quick  # under 3 minutes: 64 rollouts, times divided by 16
@@ -7,16 +8,19 @@ The same questions, numbers of interactions, reply latencies and turn lengths fo
 
 - *ours*: [`play_all`] over an [`Engine`], which turns join and leave between two tokens;
 - *lock-step*: sample all to the end, ask all, wait for all, as a loop over turns does;
-- *TRL's asynchronous loop*: `_AsyncRolloutLoop` of TRL 1.16, its own code for a conversation, over the same engine;
-- *TRL's tool loop*: `GRPOTrainer._generate` with an asynchronous tool, in the first setting only: it takes long.
+- *TRL's asynchronous loop*: `_AsyncRolloutLoop` of TRL 1.16, its own code for a conversation, over
+  the same engine;
+- *TRL's tool loop*: `GRPOTrainer._generate` with an asynchronous tool, in the first setting only:
+  it takes long.
 
-Tokens are not computed but waited for: a decoding step lasts 12 ms and 0.03 ms for each row at work, so that nothing
-but waiting is measured, and what each loop adds. Turns have a log-normal number of tokens, replies a log-normal
-latency. All times are scaled down alike, so what a loop itself costs counts for more here than on a cluster.
+Tokens are not computed but waited for: a decoding step lasts 12 ms and 0.03 ms for each row at
+work, so that nothing but waiting is measured, and what each loop adds. Turns have a log-normal
+number of tokens, replies a log-normal latency. All times are scaled down alike, so what a loop
+itself costs counts for more here than on a cluster.
 
-The limit no loop can beat is the longest chain of one rollout alone: its turns and its replies. The last line of
-`--json` holds `worst_to_limit` and `median_lockstep_over_ours` over the grid, `async_loop_over_ours` (its median) and
-`trl_over_ours`.
+The limit no loop can beat is the longest chain of one rollout alone: its turns and its replies. The
+last line of `--json` holds `worst_to_limit` and `median_lockstep_over_ours` over the grid,
+`async_loop_over_ours` (its median) and `trl_over_ours`.
 """
 
 from __future__ import annotations
@@ -72,7 +76,8 @@ class Workload:
 
     Args:
         latencies (`list[list[float]]`): Per rollout, the seconds of each of its replies.
-        lengths (`list[list[int]]`): Per rollout, the tokens of each of its turns, one more than replies.
+        lengths (`list[list[int]]`): Per rollout, the tokens of each of its turns, one more than
+            replies.
         scale (`float`): What all times are multiplied by.
     """
 
@@ -149,7 +154,10 @@ class SampledTurn:
 
 
 class Clock(Engine[SampleRequest, Sample]):
-    """An engine whose tokens are waited for. Which turn of which rollout a context is in is read off its text."""
+    """An engine whose tokens are waited for.
+
+    Which turn of which rollout a context is in is read off its text.
+    """
 
     def __init__(self, workload: Workload, write: Callable[[list[int]], tuple[list[int], int]]):
         super().__init__(on_callers_thread=True)
@@ -205,7 +213,7 @@ def check(interactions: list[int], workload: Workload) -> None:
         )
 
 
-# --- our loop, and the same turns in lock-step --------------------------------------------------------------------
+# --- our loop, and the same turns in lock-step ----------------------------------------------------
 
 
 class Tags:
@@ -243,7 +251,10 @@ def play_ours(workload: Workload) -> float:
 
 
 def play_in_lockstep(workload: Workload) -> float:
-    """Sample all, ask all, wait for all. A batch ends with its longest turn; who has ended costs nothing more."""
+    """Sample all, ask all, wait for all.
+
+    A batch ends with its longest turn; who has ended costs nothing more.
+    """
     tags = Tags(workload)
     running = tags.rollouts
     started = time.perf_counter()
@@ -268,7 +279,7 @@ def play_in_lockstep(workload: Workload) -> float:
     return seconds
 
 
-# --- TRL's two loops ----------------------------------------------------------------------------------------------
+# --- TRL's two loops ------------------------------------------------------------------------------
 
 
 class ToolCalls:
@@ -335,7 +346,9 @@ def make_trl_loop(
 
 
 def play_trl_async(workload: Workload) -> float:
-    """`_AsyncRolloutLoop`: a conversation is its `_generate_one`; only the request to the server is the engine's."""
+    """`_AsyncRolloutLoop`: a conversation is its `_generate_one`; only the request to the server is
+    the engine's.
+    """
     from trl.experimental.async_grpo.async_rollout_worker import _AsyncRolloutLoop
 
     calls = ToolCalls(workload)
@@ -417,7 +430,7 @@ def play_trl(workload: Workload) -> float:
     return seconds
 
 
-# --- the comparison -----------------------------------------------------------------------------------------------
+# --- the comparison -------------------------------------------------------------------------------
 
 
 def measure(

@@ -1,11 +1,13 @@
-"""The arithmetic of docs/performance.md: tokens, calls and money, from shapes and a few assumptions; and the memory of a GPU
-by `plan`, beside the formulas that one would write down for it.
+"""The arithmetic of docs/performance.md: tokens, calls and money, from shapes and a few
+assumptions; and the memory of a GPU by `plan`, beside the formulas that one would write down for
+it.
 
     python -m benchmarks.speed.scale  # the tables of arithmetic
     python -m benchmarks.speed.scale --plan --record  # six plans of a minute each, into records/scale.jsonl.gz
     python -m benchmarks.recompute --write  # the table of memory from these records
 
-Nothing here is measured on a GPU. The assumptions are the fields of `Assumptions`; change them and run again.
+Nothing here is measured on a GPU. The assumptions are the fields of `Assumptions`; change them and
+run again.
 """
 
 from __future__ import annotations
@@ -95,17 +97,18 @@ class Memory:
 
 
 def memory_by_formula(model: Model, trained: str, assumed: Assumptions) -> Memory:
-    """The memory while training with ZeRO-3 or FSDP2 and activation checkpointing, one sequence per backward pass; and
-    while sampling in place."""
-    # One saved input per layer; one layer recomputed (attention and MLP, about 12 hidden + 4 intermediate); a tile of
-    # logits of TRL's fused head (4096 x 32768, fp32) twice.
+    """The memory while training with ZeRO-3 or FSDP2 and activation checkpointing, one sequence per
+    backward pass; and while sampling in place.
+    """
+    # One saved input per layer; one layer recomputed (attention and MLP, about 12 hidden + 4
+    # intermediate); a tile of logits of TRL's fused head (4096 x 32768, fp32) twice.
     saved_inputs = model.layers * model.hidden
     recomputed_layer = 12 * model.hidden + 4 * model.intermediate
     activations = assumed.context * 2 * (saved_inputs + recomputed_layer)
     activations += 2 * 4096 * 32768 * 4
 
-    # bf16 weights; of what is trained bf16 gradients, fp32 master copy, two fp32 moments; a reference model for
-    # beta > 0 (with LoRA it is the same model without its adapters).
+    # bf16 weights; of what is trained bf16 gradients, fp32 master copy, two fp32 moments; a
+    # reference model for beta > 0 (with LoRA it is the same model without its adapters).
     weights = 2 * model.parameters
     if trained == "full":
         reference = weights
@@ -222,7 +225,8 @@ def speed_rows(assumed: Assumptions) -> list[list[str]]:
         decoding = assumed.rollouts * assumed.agent_tokens / tokens_per_second
         sampling = decoding + assumed.calls * assumed.call_seconds
 
-        # 6 FLOPs per parameter and token, 2 more for the recomputed forward pass, 2 for the reference model.
+        # 6 FLOPs per parameter and token, 2 more for the recomputed forward pass, 2 for the
+        # reference model.
         flops = assumed.rollouts * assumed.context / 2 * 10 * model.parameters
         training = flops / (assumed.gpus * assumed.flops * assumed.train_share)
         # With a lead of 1 the two overlap, and two steps are in flight at once.

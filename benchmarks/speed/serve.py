@@ -45,7 +45,8 @@ async def measure(url: str, model: str, requests: int) -> None:
             seconds = await seconds_for(client, model, batch, at_once)
             speed = len(batch) / seconds
             print(
-                f"{at_once:4} at once: {speed:6.1f} answers a second ({len(batch)} in {seconds:.1f} s)"
+                f"{at_once:4} at once: {speed:6.1f} answers a second ({len(batch)} in "
+                f"{seconds:.1f} s)"
             )
 
 

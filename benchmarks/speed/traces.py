@@ -1,11 +1,13 @@
-"""The cost of traces in a step's rollouts: the same rollouts with spans and without, in turns, in one run.
+"""The cost of traces in a step's rollouts: the same rollouts with spans and without, in turns, in
+one run.
 
     python -m benchmarks.speed.traces --json  # under ten minutes: in real time
     python -m benchmarks.speed.traces --json --quick  # two minutes: every time divided by four
 
-The rollouts are those of `rollout.py`: 64, turns of 150 tokens, replies of 2 s, waited for and not computed. Divided
-times make what spans cost count for more. The spans are sent by OTLP over HTTP to a process that reads them and throws
-them away. The last line of `--json` holds `overhead`, the median over pairs of seconds with spans / without.
+The rollouts are those of `rollout.py`: 64, turns of 150 tokens, replies of 2 s, waited for and not
+computed. Divided times make what spans cost count for more. The spans are sent by OTLP over HTTP to
+a process that reads them and throws them away. The last line of `--json` holds `overhead`, the
+median over pairs of seconds with spans / without.
 """
 
 from __future__ import annotations

@@ -1,25 +1,29 @@
-"""The training step: the gain of leaving observations out of the head, and our trainer's cost beside plain GRPO.
+"""The training step: the gain of leaving observations out of the head, and our trainer's cost
+beside plain GRPO.
 
     OMP_NUM_THREADS=1 python -m benchmarks.speed.training_step --json  # about 3 minutes on a CPU
     OMP_NUM_THREADS=1 python -m benchmarks.speed.training_step --json --quick  # under 50 s
     OMP_NUM_THREADS=1 python -m benchmarks.speed.training_step --model smollm2  # a real model on a CPU, about 6 minutes
 
-The model has random weights and Qwen3-0.6B's ratio of head to body; the conversations are 70 % observation.
+The model has random weights and Qwen3-0.6B's ratio of head to body; the conversations are 70 %
+observation.
 
-- *head*: the loss and its gradients with observation tokens labelled as TRL labels them, and as we do, on the same
-  batch in turns. TRL's head skips unlabelled positions only where Triton is installed, on a GPU. On a CPU that branch
-  is forced here (its kernels fall back to torch), and the CPU's own branch is measured as well, where our loss gives
-  the head the scored positions alone. Memory is the largest growth of a fresh process, on a GPU the peak that torch
-  counts.
-- *overhead*: medians of whole training steps of `MultiTurnGRPOTrainer`, whose sampler and environment answer at once,
-  and of `trl.GRPOTrainer` with the same tokens from a `rollout_func`, in turns. The head's gain is left out.
+- *head*: the loss and its gradients with observation tokens labelled as TRL labels them, and as we
+  do, on the same batch in turns. TRL's head skips unlabelled positions only where Triton is
+  installed, on a GPU. On a CPU that branch is forced here (its kernels fall back to torch), and the
+  CPU's own branch is measured as well, where our loss gives the head the scored positions alone.
+  Memory is the largest growth of a fresh process, on a GPU the peak that torch counts.
+- *overhead*: medians of whole training steps of `MultiTurnGRPOTrainer`, whose sampler and
+  environment answer at once, and of `trl.GRPOTrainer` with the same tokens from a `rollout_func`,
+  in turns. The head's gain is left out.
 
-`--model` takes `smollm2`, or the folder of another real model, and measures the loss and its gradients on a CPU with the
-head at every position and at the scored ones alone, LoRA and all weights, bfloat16 autocast and float32. Seconds are
-those of the processor, the least of three alternating runs (`--quick`: one run of two conversations).
+`--model` takes `smollm2`, or the folder of another real model, and measures the loss and its
+gradients on a CPU with the head at every position and at the scored ones alone, LoRA and all
+weights, bfloat16 autocast and float32. Seconds are those of the processor, the least of three
+alternating runs (`--quick`: one run of two conversations).
 
-The last line of `--json` holds `head_ratio, head_ratio_cpu, memory_ratio, loss_difference, gradient_difference,
-overhead, observed`.
+The last line of `--json` holds `head_ratio, head_ratio_cpu, memory_ratio, loss_difference,
+gradient_difference, overhead, observed`.
 """
 
 from __future__ import annotations
@@ -66,7 +70,9 @@ GROUP = 4
 
 
 def build_model(tokenizer: Any, layers: int) -> Qwen3ForCausalLM:
-    """Head to body as in Qwen3-0.6B, 156 M parameters to 440 M, the head tied; on a GPU its width, too."""
+    """Head to body as in Qwen3-0.6B, 156 M parameters to 440 M, the head tied; on a GPU its width,
+    too.
+    """
     width = 4 if torch.cuda.is_available() else 1
     config = Qwen3Config(
         vocab_size=1500 * width * layers,
@@ -173,7 +179,7 @@ def make_batch(trainer: MultiTurnGRPOTrainer) -> dict[str, Any]:
     return trainer._generate_and_score_completions(batch_rows)
 
 
-# --- the head ---------------------------------------------------------------------------------------------------
+# --- the head -------------------------------------------------------------------------------------
 
 
 def loss_as_trl_does(trainer: MultiTurnGRPOTrainer, batch: dict[str, Any]) -> torch.Tensor:
@@ -255,7 +261,9 @@ class ResidentPeak:
 
 
 def put_peak_mb(name: str, layers: int, queue: Any) -> None:
-    """The peak memory of one batch's loss and gradients, in addition to the memory used before; put into the queue."""
+    """The peak memory of one batch's loss and gradients, in addition to the memory used before; put
+    into the queue.
+    """
     torch.set_num_threads(1)
     skip_unlabelled(True)
     loss_of = globals()[name]
@@ -330,12 +338,14 @@ def relative_difference(expected: list[torch.Tensor], actual: list[torch.Tensor]
     return difference / largest
 
 
-# --- a real model on a CPU ----------------------------------------------------------------------------------------
+# --- a real model on a CPU ------------------------------------------------------------------------
 
 
 @dataclass
 class Conversations:
-    """Rows of a batch: ids and attention mask of whole rows, and a mask of the response that marks the agent's tokens."""
+    """Rows of a batch: ids and attention mask of whole rows, and a mask of the response that marks
+    the agent's tokens.
+    """
 
     ids: torch.Tensor
     attention_mask: torch.Tensor
@@ -423,7 +433,7 @@ def measure_updates(folder: str, quick: bool = False) -> list[dict[str, Any]]:
     return rows
 
 
-# --- the trainer around it ----------------------------------------------------------------------------------------
+# --- the trainer around it ------------------------------------------------------------------------
 
 
 def plain_trainer(folder: Path, layers: int, steps: int, tokens: dict[str, Any]) -> GRPOTrainer:

@@ -1,21 +1,22 @@
-"""A real vLLM on the CPU: a hundred swaps of an adapter under load, our rollouts beside TRL's, and the tests as checks.
+"""A real vLLM on the CPU: a hundred swaps of an adapter under load, our rollouts beside TRL's, and
+the tests as checks.
 
     make vllm
     OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.speed.vllm_cpu --json            # about a quarter of an hour
     OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.speed.vllm_cpu --json --quick    # without restarts: 8 minutes
 
-- *rollouts*: conversations of three or four turns of 64 tokens each, played by our loop and by TRL's asynchronous one
-  over the same server, alternating. Both send real requests; the sampled text is replaced by a request or an answer, so
-  that the episodes continue. The environment replies at once, so that the figures compare the cost of each loop beside
-  a busy server.
-- *swaps*: before each swap, turns of the old version start that outlast it. After it, turns of the new version start
-  with the same beginning, longer than a cache block. Each token's log-probability is compared with peft's for the
-  version that was requested.
+- *rollouts*: conversations of three or four turns of 64 tokens each, played by our loop and by
+  TRL's asynchronous one over the same server, alternating. Both send real requests; the sampled
+  text is replaced by a request or an answer, so that the episodes continue. The environment replies
+  at once, so that the figures compare the cost of each loop beside a busy server.
+- *swaps*: before each swap, turns of the old version start that outlast it. After it, turns of the
+  new version start with the same beginning, longer than a cache block. Each token's log-probability
+  is compared with peft's for the version that was requested.
 - *checks*: the tests against a real vLLM, and the conditions that the swaps have to fulfil.
 
-A policy of 0.4 M parameters with random weights, float32. The last line of `--json` holds `checks`, `failed`,
-`adapter_swaps`, `wrong_version_tokens`, `largest_difference`, `seconds_a_swap`, `rollouts_ratio` (ours over TRL's) and
-rollouts/s of each.
+A policy of 0.4 M parameters with random weights, float32. The last line of `--json` holds `checks`,
+`failed`, `adapter_swaps`, `wrong_version_tokens`, `largest_difference`, `seconds_a_swap`,
+`rollouts_ratio` (ours over TRL's) and rollouts/s of each.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def policy_at(url: str, folder: Path, adapters: bool = False, **options: Any) ->
     return VLLMServerPolicy(servers, args, Sampling(), versions)
 
 
-# --- rollouts -----------------------------------------------------------------------------------------------------
+# --- rollouts -------------------------------------------------------------------------------------
 
 
 def play_ours(workload: Workload, url: str, folder: Path) -> float:
@@ -170,7 +171,7 @@ def measure_rollouts(url: str, folder: Path) -> dict[str, float]:
     }
 
 
-# --- swaps --------------------------------------------------------------------------------------------------------
+# --- swaps ----------------------------------------------------------------------------------------
 
 
 class Versions:
@@ -293,7 +294,7 @@ def measure_swaps(url: str, policy: Path, folder: Path, swap_count: int) -> dict
     }
 
 
-# --- checks -------------------------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------
 
 
 def run_tests(quick: bool) -> dict[str, int]:

@@ -1,4 +1,5 @@
-"""Whether an index would accept the files of `python -m build`: the checks of `twine check --strict` and a few more.
+"""Whether an index would accept the files of `python -m build`: the checks of `twine check
+--strict` and a few more.
 
 python docs/tools/check_dist.py dist
 """

@@ -1,9 +1,11 @@
-"""Write the JSON schemas of the YAML files in `examples/configs`, which editors and a test check the files with.
+"""Write the JSON schemas of the YAML files in `examples/configs`, which editors and a test check
+the files with.
 
     python docs/tools/config_schemas.py            # into examples/configs, and those of the package
     python docs/tools/config_schemas.py FOLDER
 
-They are made from the dataclasses of the programs and of the tables: run it after an option has changed.
+They are made from the dataclasses of the programs and of the tables: run it after an option has
+changed.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python docs/tools/draw_rooms.py            # write the picture again
     python docs/tools/draw_rooms.py --check    # exit status 1 if the picture differs from the source
 
-`tests/support/rooms.py` reads the imports and has the order of the rooms; `tests/whole/test_architecture.py` checks
-both.
+`tests/support/rooms.py` reads the imports and has the order of the rooms;
+`tests/whole/test_architecture.py` checks both.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def without_detours(needs: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def floors(needs: dict[str, set[str]]) -> list[list[str]]:
-    """Rooms by floor, the top one first: each below all that it imports, torch rooms below all others."""
+    """Rooms by floor, the top one first: each below all that it imports, torch rooms below all
+    others.
+    """
     level: dict[str, int] = {}
     for name in ROOMS:
         lowest = (

@@ -2,8 +2,8 @@
 
     python docs/tools/draw_trace.py
 
-The sandbox's warm-started policy plays two questions twice each and learns from them, its large LLM answers over HTTP
-after 40 ms. Times differ from run to run, so no test compares the picture.
+The sandbox's warm-started policy plays two questions twice each and learns from them, its large LLM
+answers over HTTP after 40 ms. Times differ from run to run, so no test compares the picture.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Docstrings in the Hugging Face format, for griffe, which reads Google's. Used by `mkdocs.yml`, not by the package.
+"""Docstrings in the Hugging Face format, for griffe, which reads Google's.
+
+Used by `mkdocs.yml`, not by the package.
 
 A setting of a dataclass, `_setting(5, "...")`, is shown as its value, 5.
 
-The two formats differ in three places: types stand in backticks with `*optional*, defaults to ...` behind them (griffe
-takes the default from the signature), errors and results too, and objects are named as [`Name`].
+The two formats differ in three places: types stand in backticks with `*optional*, defaults to ...`
+behind them (griffe takes the default from the signature), errors and results too, and objects are
+named as [`Name`].
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ _NAMED = re.compile(r"\[`~?([\w.]+)`\](?!\[|\()")
 
 
 class HuggingFaceDocstrings(griffe.Extension):
-    """Rewrites each docstring when the package is loaded, and links [`Name`] to its place in the reference."""
+    """Rewrites each docstring when the package is loaded, and links [`Name`] to its place in the
+    reference.
+    """
 
     def __init__(self) -> None:
         self.pages: dict[str, str] = {}

@@ -1,10 +1,12 @@
-"""Run the notebooks of `examples/` from top to bottom and keep those outputs that do not change or reveal anything.
+"""Run the notebooks of `examples/` from top to bottom and keep those outputs that do not change or
+reveal anything.
 
     python docs/tools/run_notebooks.py                       # all of them
     python docs/tools/run_notebooks.py examples/02_espl.ipynb
 
-Each runs in an empty temporary folder. Printed text, pictures and Markdown are kept; progress bars, warnings, widgets
-and metadata are not. `tests/whole/test_notebooks.py` compares the outputs of a run with those in the file.
+Each runs in an empty temporary folder. Printed text, pictures and Markdown are kept; progress bars,
+warnings, widgets and metadata are not. `tests/whole/test_notebooks.py` compares the outputs of a
+run with those in the file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A hook of `mkdocs.yml` that replaces `<!-- settings: module:Class -->` by a table of the dataclass's settings.
+"""A hook of `mkdocs.yml` that replaces `<!-- settings: module:Class -->` by a table of the
+dataclass's settings.
 
-A table has only the class's own fields; fields of a base class of ours are in that class's table. The hook also removes
-the backslash of `\\|` in code within tables, which GitHub needs and the site would show.
+A table has only the class's own fields; fields of a base class of ours are in that class's table.
+The hook also removes the backslash of `\\|` in code within tables, which GitHub needs and the site
+would show.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def _without_backslash(code: re.Match[str]) -> str:
 
 
 def table(settings: type) -> str:
-    """A dataclass's own fields: name, type, default, and the text of its docstring, or else of its help.
+    """A dataclass's own fields: name, type, default, and the text of its docstring, or else of its
+    help.
 
     Raises:
         `KeyError`: A field is described in neither.

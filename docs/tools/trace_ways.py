@@ -1,12 +1,13 @@
-"""Traces the three ways through the house: the files of ours that real calls touch, for `docs/architecture.md`.
+"""Traces the three ways through the house: the files of ours that real calls touch, for
+`docs/architecture.md`.
 
     python docs/tools/trace_ways.py            # trace, and write the lists into the page
     python docs/tools/trace_ways.py --check    # trace, and exit with status 1 if the page says something else
 
-Everything runs on the CPU without a network: a tiny policy of the sandbox that takes one training step with a function
-as the large LLM, E-SPL on one batch with a scripted reference LLM, and ProRefine on one query with scripted models. A
-file counts if a function of it
-is called, on any thread; what runs while a module is imported does not count. It also exits with status 1 if a part
+Everything runs on the CPU without a network: a tiny policy of the sandbox that takes one training
+step with a function as the large LLM, E-SPL on one batch with a scripted reference LLM, and
+ProRefine on one query with scripted models. A file counts if a function of it is called, on any
+thread; what runs while a module is imported does not count. It also exits with status 1 if a part
 calls a trainer, which TRL's hooks alone may do.
 """
 
@@ -42,10 +43,12 @@ def is_trainer_code(code: CodeType) -> bool:
 
 
 class Trace:
-    """Notes the files of ours in which a function is called, from one function's first call to another's next return.
+    """Notes the files of ours in which a function is called, from one function's first call to
+    another's next return.
 
-    On the main thread only what these two call is noted: TRL calls much between them. Other threads, where episodes and
-    the reflection run, must begin after [`watch_threads`], because a profile function is set when a thread begins.
+    On the main thread only what these two call is noted: TRL calls much between them. Other
+    threads, where episodes and the reflection run, must begin after [`watch_threads`], because a
+    profile function is set when a thread begins.
 
     Args:
         first (`str`): As `file:function`, the file relative to the package.
@@ -128,7 +131,9 @@ async def answer_request(messages: list[dict[str, str]]) -> str:
 
 
 def row_to_gradient(folder: Path) -> list[str]:
-    """From a row that enters TRL's hook to the loss: one step of Prompt-R1, sampled by the engine of this process."""
+    """From a row that enters TRL's hook to the loss: one step of Prompt-R1, sampled by the engine
+    of this process.
+    """
     from datasets import Dataset
 
     from agentic_prompting.sandbox import as_rows, make_split
@@ -149,7 +154,9 @@ def row_to_gradient(folder: Path) -> list[str]:
 
 
 def batch_to_child(folder: Path) -> list[str]:
-    """From a batch whose rewards are known to the child that joins the population: two steps of E-SPL."""
+    """From a batch whose rewards are known to the child that joins the population: two steps of
+    E-SPL.
+    """
     from datasets import Dataset
 
     from agentic_prompting.sandbox import as_rows, make_split
@@ -176,7 +183,9 @@ def by_hooks_only(trace: Trace) -> list[str]:
 
 
 def query_to_answer(folder: Path) -> list[str]:
-    """From a query to the refined answer: feedback on the first step, an improved prompt, the answer under it."""
+    """From a query to the refined answer: feedback on the first step, an improved prompt, the
+    answer under it.
+    """
     from agentic_prompting.refine import ProRefiner
     from support.refine_models import PROMPT, QUERY, Log, models
 
@@ -192,7 +201,9 @@ WAYS: dict[str, Callable[[Path], list[str]]] = {
     "row-gradient": row_to_gradient,
     "batch-child": batch_to_child,
 }
-"""In the order of their runs: the first needs no torch, the third uses the policy that the second makes."""
+"""In the order of their runs: the first needs no torch, the third uses the policy that the second
+makes.
+"""
 
 
 def trace_all() -> dict[str, list[str]]:
@@ -203,7 +214,9 @@ def trace_all() -> dict[str, list[str]]:
 
 
 def lines_of(name: str, files: Sequence[str]) -> list[str]:
-    """The list of a way as the page has it: its count, then each file with the first sentence of its docstring."""
+    """The list of a way as the page has it: its count, then each file with the first sentence of
+    its docstring.
+    """
     count, aim = len(files), AIMS[name]
     missed = "" if count <= aim else f", {count - aim} more than that"
     return [

@@ -4,10 +4,9 @@ pip install 'agentic-prompting[dspy]'
 PYTHONPATH=examples/contrib python train_a_program.py
 
 # train_a_program.py
-from dspy_provider import TrainerProvider
-provider = TrainerProvider(lambda **arguments: MultiTurnGRPOTrainer(model, args=args, **arguments))
-program.set_lm(provider.lm)
-GRPO(metric, adapter=adapter, exclude_demos=True, num_rollouts_per_grpo_step=8).compile(program, trainset)
+from dspy_provider import TrainerProvider provider = TrainerProvider(lambda **arguments:
+MultiTurnGRPOTrainer(model, args=args, **arguments)) program.set_lm(provider.lm) GRPO(metric,
+adapter=adapter, exclude_demos=True, num_rollouts_per_grpo_step=8).compile(program, trainset)
 provider.trainer.save_model()
 """
 
@@ -37,12 +36,14 @@ _MARKERS = re.compile(r"\[\[ ## (\w+) ## \]\]|</?(\w+)>")
 class TrainerProvider(Provider):
     """A provider for `dspy.LM(provider=...)`, with the language model itself as `lm`.
 
-    DSPy, for which this is a chat model, samples, scores and groups, and returns text. The trainer, for which it is
-    environment, policy and reward, gets the tokens that were sampled. `retokenized` counts the completions that DSPy
-    changed after they were sampled; their tokens are made from the changed text.
+    DSPy, for which this is a chat model, samples, scores and groups, and returns text. The trainer,
+    for which it is environment, policy and reward, gets the tokens that were sampled. `retokenized`
+    counts the completions that DSPy changed after they were sampled; their tokens are made from the
+    changed text.
 
     Args:
-        trainer (`Callable`): Makes a trainer; gets `train_dataset`, `environment` and `reward_funcs`.
+        trainer (`Callable`): Makes a trainer; gets `train_dataset`, `environment` and
+            `reward_funcs`.
 
     Raises:
         `ValueError`: The trainer uses vLLM, several processes, or `async_lead`.
@@ -104,7 +105,9 @@ class TrainerProvider(Provider):
         )
 
     async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """As an environment: the row with the prompt of a sample; waits until DSPy has sent a batch."""
+        """As an environment: the row with the prompt of a sample; waits until DSPy has sent a
+        batch.
+        """
         self.waiting_prompts.append(asyncio.get_running_loop().create_future())
         if len(self.waiting_prompts) == self.size:
             self.batch_wanted.set()
@@ -130,12 +133,16 @@ class TrainerProvider(Provider):
             )
 
     def add(self, messages: Sequence[Message], text: str, reward: float) -> None:
-        """Find the sampled tokens of a completion. DSPy pads groups, so a completion may come twice."""
+        """Find the sampled tokens of a completion.
+
+        DSPy pads groups, so a completion may come twice.
+        """
         sampled = self.sampled.get(str(messages))
         chat_format = self.trainer.chat_format
         if not sampled:
             raise ValueError(
-                "DSPy trains on messages that were never sent: pass GRPO(adapter=...) the program's own"
+                "DSPy trains on messages that were never sent: pass GRPO(adapter=...) the "
+                "program's own"
             )
         ids = None
         for position, rollout in enumerate(sampled):
@@ -152,7 +159,10 @@ class TrainerProvider(Provider):
 
 
 class TrainerJob(ReinforceJob):
-    """A run of the trainer; a step is one of its generation batches. Raises a `RuntimeError` once it has ended."""
+    """A run of the trainer; a step is one of its generation batches.
+
+    Raises a `RuntimeError` once it has ended.
+    """
 
     def initialize(self) -> None:
         self.provider = self.lm.provider
@@ -161,7 +171,8 @@ class TrainerJob(ReinforceJob):
         self.n = self.provider.trainer.num_generations
         if (wanted := self.train_kwargs["num_generations"]) != self.n:
             raise ValueError(
-                f"num_rollouts_per_grpo_step={wanted} in DSPy, num_generations={self.n} in the trainer"
+                f"num_rollouts_per_grpo_step={wanted} in DSPy, num_generations={self.n} in the "
+                "trainer"
             )
         self.thread = threading.Thread(target=self._train, daemon=True)
         self.thread.start()

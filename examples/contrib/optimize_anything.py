@@ -1,15 +1,16 @@
-"""E-SPL by GEPA's call: `optimize_anything` with GEPA's evaluators and E-SPL's population of candidates.
+"""E-SPL by GEPA's call: `optimize_anything` with GEPA's evaluators and E-SPL's population of
+candidates.
 
-`gepa` 0.1.4 has no way to register an engine of one's own, so the call is repeated here. Its evaluators work as they
-are: `(candidate, example) -> score` or `(score, side_info)`, with `oa.log()`.
+`gepa` 0.1.4 has no way to register an engine of one's own, so the call is repeated here. Its
+evaluators work as they are: `(candidate, example) -> score` or `(score, side_info)`, with
+`oa.log()`.
 
     pip install 'agentic-prompting[optimizers]'
     PYTHONPATH=examples/contrib python improve.py
 
     # improve.py
-    from optimize_anything import optimize_anything
-    found = optimize_anything(text, evaluate, examples, objective="Short and right.", reference=OpenAIChat("gpt-4o"))
-    print(found.best.text)
+    from optimize_anything import optimize_anything found = optimize_anything(text, evaluate,
+    examples, objective="Short and right.", reference=OpenAIChat("gpt-4o")) print(found.best.text)
 """
 
 from __future__ import annotations
@@ -38,19 +39,21 @@ def optimize_anything(
     checkpoint: str | Path | None = None,
     budget: Budget | None = None,
 ) -> EvolveResult:
-    """Improve a text. Candidates are rated with TrueSkill on the same examples; they mutate and cross over.
+    """Improve a text.
+
+    Candidates are rated with TrueSkill on the same examples; they mutate and cross over.
 
     Args:
-        seed_candidate (`str` or [`SystemPrompt`]): The text to start from. A `str` is edited freely;
-            `SystemPrompt.of(text)` grows numbered principles.
+        seed_candidate (`str` or [`SystemPrompt`]): The text to start from. A `str` is edited
+            freely; `SystemPrompt.of(text)` grows numbered principles.
         evaluator (`Callable`): As in GEPA. An exception is a failed call: no score, and counted.
-        dataset (`Sequence`, *optional*): The examples that the evaluator gets beside the candidate. Without it, the
-            evaluator gets the candidate alone.
+        dataset (`Sequence`, *optional*): The examples that the evaluator gets beside the candidate.
+            Without it, the evaluator gets the candidate alone.
         valset (`Sequence`, *optional*): Held-out examples, as `eval_rows` of [`evolve`].
         objective (`str`, *optional*): The aim in words, for the reference to read.
         reference ([`ChatModel`]): Reflects and edits; GEPA's `reflection_lm`.
-        config ([`EvolveConfig`], *optional*): Defaults to one evaluation of at most 10 examples a step, and reflection
-            on every score below 1.
+        config ([`EvolveConfig`], *optional*): Defaults to one evaluation of at most 10 examples a
+            step, and reflection on every score below 1.
         checkpoint (`str` or `Path`, *optional*): As in [`evolve`].
         budget ([`Budget`], *optional*): The limit on what the reference spends, as in [`evolve`].
 

@@ -1,16 +1,16 @@
 """Our episodes under TRL's `AsyncGRPOTrainer`, which needs a GPU, FSDP2 and a vLLM server.
 
-Masks, failures, budgets and replay are ours; batches, weights and loss are TRL's. The trainer is experimental in TRL
-1.16 and stable from 1.18 on, where it has moved: both places are looked at. This file was tested against the protocol
-and the queue of TRL 1.16, not on a GPU. For training that does not wait, with any policy, see the option `async_lead`
-of our own trainers.
+Masks, failures, budgets and replay are ours; batches, weights and loss are TRL's. The trainer is
+experimental in TRL 1.16 and stable from 1.18 on, where it has moved: both places are looked at.
+This file was tested against the protocol and the queue of TRL 1.16, not on a GPU. For training that
+does not wait, with any policy, see the option `async_lead` of our own trainers.
 
     PYTHONPATH=examples/contrib accelerate launch train.py
 
     # train.py
-    from rollout_worker import RolloutWorker
-    worker = RolloutWorker(policy, environment, spec, tokenizer, reward_funcs, dataset)
-    AsyncGRPOTrainer(model="Qwen/Qwen3-4B", reward_funcs=reward_funcs, rollout_worker=worker).train()
+    from rollout_worker import RolloutWorker worker = RolloutWorker(policy, environment, spec,
+    tokenizer, reward_funcs, dataset) AsyncGRPOTrainer(model="Qwen/Qwen3-4B",
+    reward_funcs=reward_funcs, rollout_worker=worker).train()
 """
 
 from __future__ import annotations
@@ -76,13 +76,15 @@ def find_in_trl(name: str) -> Any:
 
 @dataclass(eq=False)
 class RolloutWorker:
-    """A `rollout_worker` for TRL's `AsyncGRPOTrainer`, in the trainer's process, on the background loop.
+    """A `rollout_worker` for TRL's `AsyncGRPOTrainer`, in the trainer's process, on the background
+    loop.
 
-    A failed rollout has no part in its group's baseline and no gradient. The trainer drops samples that are older than
-    its own `max_staleness`, so keep `max_groups` and the buffer small.
+    A failed rollout has no part in its group's baseline and no gradient. The trainer drops samples
+    that are older than its own `max_staleness`, so keep `max_groups` and the buffer small.
 
     Args:
-        policy ([`Policy`]): A vLLM server that the trainer pushes weights to; returns log-probabilities.
+        policy ([`Policy`]): A vLLM server that the trainer pushes weights to; returns
+            log-probabilities.
         environment ([`Environment`] or `Callable`): Answers the agent's requests.
         spec ([`AgentSpec`]): Template, grammar and limits.
         tokenizer (`PreTrainedTokenizerBase`): The agent's tokenizer.
@@ -91,11 +93,13 @@ class RolloutWorker:
         dataset (`Dataset`): Rows with a `question` or a `prompt`.
         num_generations (`int`, *optional*, defaults to `8`): Rollouts of a group.
         max_groups (`int`, *optional*, defaults to `16`): Groups in flight at once.
-        buffer_size (`int`, *optional*, defaults to `256`): Samples that wait for the trainer; while there are
-            more, no new group starts.
-        seed (`int`, *optional*, defaults to `0`): The seed of the order of rows and of the rollouts.
-        max_failed_share (`float`, *optional*, defaults to `0.5`), failure_window (`int`, *optional*, defaults to `3`):
-            `check_health` raises when a larger share of the rollouts of this many groups failed.
+        buffer_size (`int`, *optional*, defaults to `256`): Samples that wait for the trainer; while
+            there are more, no new group starts.
+        seed (`int`, *optional*, defaults to `0`): The seed of the order of rows and of the
+            rollouts.
+        max_failed_share (`float`, *optional*, defaults to `0.5`), failure_window (`int`,
+            *optional*, defaults to `3`): `check_health` raises when a larger share of the rollouts
+            of this many groups failed.
     """
 
     policy: Policy
@@ -140,7 +144,8 @@ class RolloutWorker:
 
         Raises:
             [`TrainingStopped`]: Too many rollouts failed.
-            `RuntimeError`: No group has finished for that many seconds, or the policy or a reward raised.
+            `RuntimeError`: No group has finished for that many seconds, or the policy or a reward
+            raised.
         """
         if self._work is not None and self._work.done() and not self._work.cancelled():
             error = self._work.exception()
@@ -230,7 +235,8 @@ class RolloutWorker:
         sample_class = find_in_trl("RolloutSample")
         if rollout.logprobs is None:
             raise ValueError(
-                "the policy returns no log-probabilities, which AsyncGRPOTrainer needs for its correction"
+                "the policy returns no log-probabilities, which AsyncGRPOTrainer needs for its "
+                "correction"
             )
         before = [0] * len(rollout.prompt_ids)
         return sample_class(

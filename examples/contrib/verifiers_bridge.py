@@ -1,11 +1,13 @@
-"""The other end of `verifiers_tasks.py`, which runs this file in an interpreter that has `verifiers` 0.4.
+"""The other end of `verifiers_tasks.py`, which runs this file in an interpreter that has
+`verifiers` 0.4.
 
     .venv-verifiers/bin/python -P verifiers_bridge.py '{"taskset": {"id": "my-task-set"}}'
 
-It reads requests from standard input and writes answers to standard output, one JSON object a line; an answer has the
-`id` of its request. `{"rows": n}` lists tasks. `{"begin": number}` starts an episode and returns its first messages.
-`{"episode": ..., "text": ...}` sends the agent's turn (`null`: there is no further turn) and returns the messages that
-follow it, or the reward of the episode.
+It reads requests from standard input and writes answers to standard output, one JSON object a line;
+an answer has the `id` of its request. `{"rows": n}` lists tasks. `{"begin": number}` starts an
+episode and returns its first messages. `{"episode": ..., "text": ...}` sends the agent's turn
+(`null`: there is no further turn) and returns the messages that follow it, or the reward of the
+episode.
 """
 
 import asyncio
@@ -27,7 +29,10 @@ from verifiers.v1.utils.decorators import invoke
 
 
 class Seat:
-    """Takes the place of a `vf.Agent`, whose turns come from the other end. It is its own `vf.Interaction`."""
+    """Takes the place of a `vf.Agent`, whose turns come from the other end.
+
+    It is its own `vf.Interaction`.
+    """
 
     def __init__(self) -> None:
         self.ended = False
@@ -112,7 +117,10 @@ class Seat:
 
 
 def text_of(message: Any) -> str:
-    """The text of a message. Raises a `ValueError` if it holds more: the other end reads text alone."""
+    """The text of a message.
+
+    Raises a `ValueError` if it holds more: the other end reads text alone.
+    """
     content = message.content or ""
     if isinstance(content, str):
         return content
@@ -133,7 +141,8 @@ class Bridge:
         tools = [*taskset.toolsets(taskset.config), *kind.toolsets(taskset.config.task)]
         if len(seats) != 1 or tools or kind.NEEDS_CONTAINER:
             raise ValueError(
-                f"only tasks with one agent and without tools or a container: {seats}, {len(tools)} tools"
+                f"only tasks with one agent and without tools or a container: {seats}, "
+                f"{len(tools)} tools"
             )
         self.stream = iter(taskset)
         self.tasks = list[Any]()

@@ -1,16 +1,16 @@
 """Task sets of `verifiers` 0.4 as rows, environment and reward of our trainers.
 
-`verifiers` needs other versions of `openai` and `mcp` than this library, so it is installed in an environment of its
-own. Its interpreter runs `verifiers_bridge.py`, which must lie beside this file: rows, messages to the agent and
-rewards come from there, sampling stays here.
+`verifiers` needs other versions of `openai` and `mcp` than this library, so it is installed in an
+environment of its own. Its interpreter runs `verifiers_bridge.py`, which must lie beside this file:
+rows, messages to the agent and rewards come from there, sampling stays here.
 
     python -m venv .venv-verifiers && .venv-verifiers/bin/pip install verifiers==0.4.0 my-task-set
     PYTHONPATH=examples/contrib python train.py
 
     # train.py
-    from verifiers_tasks import VerifiersTasks
-    tasks = VerifiersTasks("my-task-set", python=".venv-verifiers/bin/python")
-    MultiTurnGRPOTrainer(..., train_dataset=tasks.rows(1000), environment=tasks, reward_funcs=tasks.reward)
+    from verifiers_tasks import VerifiersTasks tasks = VerifiersTasks("my-task-set",
+    python=".venv-verifiers/bin/python") MultiTurnGRPOTrainer(..., train_dataset=tasks.rows(1000),
+    environment=tasks, reward_funcs=tasks.reward)
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ _SECONDS_TO_DIE = 5.0
 class VerifiersTasks:
     """A task set as rows, environment and reward.
 
-    The agent's turn, without its thoughts, is its reply; the environment's next user message is the observation. For
-    tasks of one reply set `max_turns=1`. Multi-agent environments, tools, images and containers are refused.
+    The agent's turn, without its thoughts, is its reply; the environment's next user message is the
+    observation. For tasks of one reply set `max_turns=1`. Multi-agent environments, tools, images
+    and containers are refused.
 
     Args:
         task_set (`str`): The task set's id, as for `--env.taskset.id`. By position only.
         python (`str` or `Path`): The interpreter that has `verifiers` and the task set.
         timeout (`float`, *optional*, defaults to `300`): Seconds for each answer of its process.
-        **config: Further fields of the environment's config. `taskset={"difficulty": "hard"}` sets fields of the task
-            set itself, as `--env.taskset.difficulty hard` does, `id="..."` names an environment.
+        **config: Further fields of the environment's config. `taskset={"difficulty": "hard"}` sets
+            fields of the task set itself, as `--env.taskset.difficulty hard` does, `id="..."` names
+            an environment.
     """
 
     grammar = Dialogue()
@@ -67,7 +69,8 @@ class VerifiersTasks:
         """The first `n` tasks, or all, as a dataset's rows.
 
         Raises:
-            [`ServerFailed`]: There is no such task set, or it cannot be played here; the message says why.
+            [`ServerFailed`]: There is no such task set, or it cannot be played here; the message
+            says why.
             [`Unreachable`]: The interpreter cannot be started, or its process ended.
             [`TimedOut`]: There was no answer within `timeout`.
         """
@@ -79,7 +82,10 @@ class VerifiersTasks:
             self._process.kill()
 
     async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The row with the first messages of an episode of its task. Never raises: a failure stands in the row."""
+        """The row with the first messages of an episode of its task.
+
+        Never raises: a failure stands in the row.
+        """
         try:
             episode, messages = await self._ask(_first_messages, begin=row.get("task"))
         except LLMError as error:
@@ -103,7 +109,9 @@ class VerifiersTasks:
         return None
 
     async def reward(self, rollout: Sequence[Rollout], **columns: Any) -> list[float | None]:
-        """For a trainer's `reward_funcs`: the task's own reward; `None` where something outside the agent failed."""
+        """For a trainer's `reward_funcs`: the task's own reward; `None` where something outside the
+        agent failed.
+        """
         scored = gather(map(self._reward, rollout))
         # A trainer awaits rewards on a loop of TRL's, and the other process belongs to ours.
         return await (scored if on_background_thread() else asyncio.wrap_future(start(scored)))
@@ -164,8 +172,8 @@ class VerifiersTasks:
 class _Process:
     """A process that answers lines of JSON, matched by their `id`.
 
-    When its output ends, breaks or can no longer be read, every waiting request fails at once and the process is
-    killed.
+    When its output ends, breaks or can no longer be read, every waiting request fails at once and
+    the process is killed.
     """
 
     def __init__(self, process: asyncio.subprocess.Process):
@@ -180,7 +188,10 @@ class _Process:
             self._process.kill()
 
     async def answer(self, request: str) -> dict[str, Any]:
-        """The answer to a request, a JSON object without `id`. Raises [`Unreachable`] when the process ends first."""
+        """The answer to a request, a JSON object without `id`.
+
+        Raises [`Unreachable`] when the process ends first.
+        """
         if self.ended:
             raise Unreachable(self.ended)
         number = next(self._numbers)
@@ -204,7 +215,8 @@ class _Process:
             self.ended = f"the process of verifiers ended{why}"  # later requests fail at once
             if self._process.stdin is not None:
                 self._process.stdin.close()
-            # A process that is ending says how only if it is left to: `kill` would take its exit code from asyncio.
+            # A process that is ending says how only if it is left to: `kill` would take its exit
+            # code from asyncio.
             if not await self._ends_within(_POLL_SECONDS):
                 self.kill()
             if await self._ends_within(_SECONDS_TO_DIE):
@@ -221,8 +233,11 @@ class _Process:
         return self._process.returncode is not None
 
     async def _read_lines(self) -> None:
-        """Deliver answers until the output ends, or the process does. A child of it may keep the output open, for which
-        `Process.wait` would wait as well: hence the return code is polled."""
+        """Deliver answers until the output ends, or the process does.
+
+        A child of it may keep the output open, for which `Process.wait` would wait as well: hence
+        the return code is polled.
+        """
         assert self._process.stdout is not None
         while True:
             line = asyncio.create_task(self._process.stdout.readline())

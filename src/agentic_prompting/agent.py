@@ -29,7 +29,8 @@ from .rollout.progress import show_progress
 
 
 class GreedyAnswers:
-    """A [`Policy`] that samples requests and decodes the answering turn greedily (eq 8 of the Prompt-R1 paper).
+    """A [`Policy`] that samples requests and decodes the answering turn greedily (eq 8 of the
+    Prompt-R1 paper).
 
     Args:
         policy ([`Policy`]): Policy that samples, and decodes greedily on request.
@@ -61,22 +62,27 @@ class PromptAgent:
     """A small agent LLM together with its environment.
 
     Args:
-        model (`PreTrainedModel`): The model of the agent. It is set to eval mode and stays on its device.
+        model (`PreTrainedModel`): The model of the agent. It is set to eval mode and stays on its
+            device.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, with a chat template.
-        environment ([`Environment`], object with a `step`, `Callable` or `dict`, *optional*): Answers the agent's
-            requests, as in training; see [`as_environment`]. Without one, an agent that asks ends as `out_of_turns`.
+        environment ([`Environment`], object with a `step`, `Callable` or `dict`, *optional*):
+            Answers the agent's requests, as in training; see [`as_environment`]. Without one, an
+            agent that asks ends as `out_of_turns`.
         spec ([`AgentSpec`], *optional*): Template, grammar and limits. Defaults to plain questions.
-        sampling ([`Sampling`], *optional*): Sampling parameters. Default to those of the `spec`, that is of training.
-        max_batch_size (`int`, *optional*, defaults to `64`): The largest number of turns sampled at once.
-        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for the keys and values that are kept
-            between the turns of a conversation. More memory avoids reading long conversations again; 0 keeps
-            none.
-        greedy_answer (`bool`, *optional*, defaults to `False`): Decode the answering turn greedily (eq 8 of the
-            Prompt-R1 paper): if a sampled turn answers, the likeliest turn replaces it, provided that it answers too.
-            Requests are always sampled (eq 3, 7).
+        sampling ([`Sampling`], *optional*): Sampling parameters. Default to those of the `spec`,
+            that is of training.
+        max_batch_size (`int`, *optional*, defaults to `64`): The largest number of turns sampled at
+            once.
+        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for the keys and values
+            that are kept between the turns of a conversation. More memory avoids reading long
+            conversations again; 0 keeps none.
+        greedy_answer (`bool`, *optional*, defaults to `False`): Decode the answering turn greedily
+            (eq 8 of the Prompt-R1 paper): if a sampled turn answers, the likeliest turn replaces
+            it, provided that it answers too. Requests are always sampled (eq 3, 7).
 
     Attributes:
-        limits ([`Limits`]): Those of the `spec`, with the model's own context length as `max_context`.
+        limits ([`Limits`]): Those of the `spec`, with the model's own context length as
+            `max_context`.
 
     Raises:
         `TypeError`: If the environment has no `step` to call.
@@ -98,8 +104,8 @@ class PromptAgent:
         is_program = self.environment is not None and self.environment.plays_whole_episodes
         if greedy_answer and (is_program or spec.environments):
             raise ValueError(
-                "greedy_answer needs turns that are known to answer; a program's are not, and neither are those of "
-                "several environments: leave it off"
+                "greedy_answer needs turns that are known to answer; a program's are not, and "
+                "neither are those of several environments: leave it off"
             )
 
         # The context is limited by the spec and by the model, where they have a limit.
@@ -138,21 +144,29 @@ class PromptAgent:
         name: str | None = None,
         **model_kwargs: Any,
     ) -> PromptAgent:
-        """Load a trainer's output: the model (or LoRA adapter), its tokenizer and `agentic_prompting.json`.
+        """Load a trainer's output: the model (or LoRA adapter), its tokenizer and
+        `agentic_prompting.json`.
 
         Args:
             model (`str` or `Path`): The folder, or a hub id.
-            environment ([`Environment`], *optional*): As in [`PromptAgent`], like the four arguments that follow.
+            environment ([`Environment`], *optional*): As in [`PromptAgent`], like the four
+                arguments that follow.
             sampling ([`Sampling`], *optional*): Sampling parameters.
-            max_batch_size (`int`, *optional*, defaults to `64`): The largest number of turns sampled at once.
-            prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for keys and values kept between turns.
-            greedy_answer (`bool`, *optional*, defaults to `False`): Decode the answering turn greedily (eq 8).
-            spec ([`AgentSpec`], *optional*): Overrides the saved one; required for a model without one.
+            max_batch_size (`int`, *optional*, defaults to `64`): The largest number of turns
+                sampled at once.
+            prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for keys and values
+                kept between turns.
+            greedy_answer (`bool`, *optional*, defaults to `False`): Decode the answering turn
+                greedily (eq 8).
+            spec ([`AgentSpec`], *optional*): Overrides the saved one; required for a model without
+                one.
             revision (`str`, *optional*): Branch, tag or commit of a hub id.
-            token (`str` or `bool`, *optional*): For a private model; defaults to the token stored by huggingface_hub.
-            cache_dir (`str` or `Path`, *optional*): The folder of downloads; defaults to huggingface_hub's cache.
-            name (`str`, *optional*): The environment to use, if the agent was trained in several; `environment` is
-                then that one. Without a name it is a dict of all of them.
+            token (`str` or `bool`, *optional*): For a private model; defaults to the token stored
+                by huggingface_hub.
+            cache_dir (`str` or `Path`, *optional*): The folder of downloads; defaults to
+                huggingface_hub's cache.
+            name (`str`, *optional*): The environment to use, if the agent was trained in several;
+                `environment` is then that one. Without a name it is a dict of all of them.
             **model_kwargs: Passed to transformers' `from_pretrained` (`dtype`, `device_map`, ...).
 
         Raises:
@@ -197,8 +211,8 @@ class PromptAgent:
     def spec(self) -> AgentSpec:
         """The agent's format. Assign another spec to change its template or system prompt.
 
-        The texts of the assigned spec are then trusted like those of the first one. Grammar and limits remain
-        those of the constructor.
+        The texts of the assigned spec are then trusted like those of the first one. Grammar and
+        limits remain those of the constructor.
         """
         return self._spec
 
@@ -227,25 +241,28 @@ class PromptAgent:
     ) -> Rollout:
         """Answer one question, and wait for it; in `async` code: `await agent.aanswer(...)`.
 
-        With a `refiner` the agent's system prompt is first refined for this question; the agent then answers under the
-        refined prompt, in its environment. The refiner's own task model writes the partial answers and has no
-        environment; give it the agent's weights (`TransformersChat(model, tokenizer)`) to refine the agent's own
-        mistakes. If the verifier accepts the first answer, the prompt is not changed.
+        With a `refiner` the agent's system prompt is first refined for this question; the agent
+        then answers under the refined prompt, in its environment. The refiner's own task model
+        writes the partial answers and has no environment; give it the agent's weights
+        (`TransformersChat(model, tokenizer)`) to refine the agent's own mistakes. If the verifier
+        accepts the first answer, the prompt is not changed.
 
         Args:
             question (`str`): The question.
             seed (`int`, *optional*, defaults to `0`): The same seed gives the same rollout.
-            refiner ([`ProRefiner`], *optional*): Refines the system prompt of the `spec`; for an agent trained by
-                [`ESPLTrainer`] that is the best prompt of its population.
-            environment (`str`, *optional*): The name of the environment to answer in, of an agent that has several.
+            refiner ([`ProRefiner`], *optional*): Refines the system prompt of the `spec`; for an
+                agent trained by [`ESPLTrainer`] that is the best prompt of its population.
+            environment (`str`, *optional*): The name of the environment to answer in, of an agent
+                that has several.
 
         Returns:
-            [`Rollout`]: With `.answer`, `.turns`, `.status`, `.error`, ... With a refiner, `row["refinement"]` is the
-                [`RefinementResult`]. A refinement that failed half-way still has the best prompt so far.
+            [`Rollout`]: With `.answer`, `.turns`, `.status`, `.error`, ... With a refiner,
+                `row["refinement"]` is the [`RefinementResult`]. A refinement that failed half-way
+                still has the best prompt so far.
 
         Raises:
-            `ValueError`: There is a refiner and the agent has no system prompt, or the verifier needs answers; or
-                an environment is named and the agent does not have several.
+            `ValueError`: There is a refiner and the agent has no system prompt, or the verifier
+                needs answers; or an environment is named and the agent does not have several.
         """
         # A single question is a batch of one.
         row = self._make_row(question, refiner, environment)
@@ -298,16 +315,16 @@ class PromptAgent:
         """Answer many questions concurrently.
 
         Args:
-            questions (`Sequence[str]` or rows): Questions, or dataset rows with `question` (or `prompt`), which may
-                have the column names of the training data (`columns` of the spec). If a row has a `refinement`,
-                the refined prompt replaces the system prompt.
+            questions (`Sequence[str]` or rows): Questions, or dataset rows with `question` (or
+                `prompt`), which may have the column names of the training data (`columns` of the
+                spec). If a row has a `refinement`, the refined prompt replaces the system prompt.
             seed (`int`, *optional*, defaults to `0`): The same seed gives the same rollouts.
-            progress (`bool`, *optional*, defaults to `True`): Show a progress bar after two seconds, or one line
-                per minute if the output is a file or a pipe.
+            progress (`bool`, *optional*, defaults to `True`): Show a progress bar after two
+                seconds, or one line per minute if the output is a file or a pipe.
 
         Returns:
-            `list[Rollout]`: Rollouts in the order of the questions. A failed rollout has its `error` set; no
-                error is raised.
+            `list[Rollout]`: Rollouts in the order of the questions. A failed rollout has its
+                `error` set; no error is raised.
         """
         # A text is a row that has a question only.
         rows: list[dict[str, Any]] = []
@@ -331,7 +348,9 @@ class PromptAgent:
     async def _begin_rollouts(
         self, rows: list[dict[str, Any]], seeds: Sequence[int]
     ) -> list[Rollout]:
-        """Start an episode of the environment for each row, and make the rollouts with their prompts."""
+        """Start an episode of the environment for each row, and make the rollouts with their
+        prompts.
+        """
         # Programs and environments find the columns under the names that they had in training.
         rows = [self.spec.with_both_names(row) for row in rows]
         # Raises if the agent has several environments and a row does not name one of them.
@@ -340,8 +359,8 @@ class PromptAgent:
             messages = self._make_messages(row)
             prompts.append(self.chat_format.for_row(row).prompt(messages))
 
-        # As in training, the environment gets the whole prompt in the row and may change it. The changed prompt is
-        # complete: it includes the system prompt.
+        # As in training, the environment gets the whole prompt in the row and may change it. The
+        # changed prompt is complete: it includes the system prompt.
         environment = self.environment
         if environment is not None and (environment.has_reset or environment.plays_whole_episodes):
             rows = [{**row, "prompt": prompt} for row, prompt in zip(rows, prompts, strict=True)]
@@ -366,7 +385,10 @@ class PromptAgent:
 def _download_model(
     name: str, revision: str | None, token: str | bool | None, cache_dir: str | Path | None
 ) -> Path:
-    """Download a model to the local cache, without checkpoints, unless it is there. Returns its folder."""
+    """Download a model to the local cache, without checkpoints, unless it is there.
+
+    Returns its folder.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -382,6 +404,7 @@ def _download_model(
     except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, ValueError) as error:
         described = name if revision is None else f"{name} (revision {revision})"
         raise FileNotFoundError(
-            f"{described} is neither a local folder nor a model on the Hub: {' '.join(str(error).split())}. "
-            "A private model needs token=; offline, the model must be in the cache"
+            f"{described} is neither a local folder nor a model on the Hub: "
+            f"{' '.join(str(error).split())}. A private model needs token=; offline, the model "
+            "must be in the cache"
         ) from None

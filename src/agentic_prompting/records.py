@@ -92,7 +92,10 @@ def only_writer(path: str | Path, busy: str = "") -> Iterator[None]:
         # Do not wait: the other process may run for days.
         lock.acquire(timeout=0)
     except Timeout:
-        message = f"another process is writing {path}: wait for it, end it, or choose another place to write to"
+        message = (
+            f"another process is writing {path}: wait for it, end it, or choose another place to "
+            "write to"
+        )
         raise ValueError(busy or message) from None
     except (OSError, NotImplementedError) as error:
         # The disk has no locks, or is read-only.

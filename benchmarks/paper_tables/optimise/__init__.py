@@ -1,7 +1,8 @@
-"""Prompt optimisers to compare with, each with the same number of calls to spend: OPRO, GEPA, TextGrad, E-SPL.
+"""Prompt optimisers to compare with, each with the same number of calls to spend: OPRO, GEPA,
+TextGrad, E-SPL.
 
-GEPA and TextGrad are their authors' packages (extra `[optimizers]`) with our [`ChatModel`]s as their engines; OPRO is
-its published algorithm; E-SPL is [`~evolution.evolve`], prompts alone.
+GEPA and TextGrad are their authors' packages (extra `[optimizers]`) with our [`ChatModel`]s as
+their engines; OPRO is its published algorithm; E-SPL is [`~evolution.evolve`], prompts alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,6 @@
-"""The task of all optimisers: rows to try prompts on, a model that answers, one that writes prompts, and a budget."""
+"""The task of all optimisers: rows to try prompts on, a model that answers, one that writes
+prompts, and a budget.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +65,8 @@ class Objective:
         max_calls (`int`): The limit for the calls of both models together.
         seed (`int`, *optional*, defaults to `0`): The seed of the optimiser's random choices.
         cache ([`ReplayCache`], *optional*): See [`MeteredChat`].
-        validation (`Sequence[Mapping]`, *optional*): Rows to choose by, for optimisers that look at others than they
-            learn from; by default they keep half of `rows` for it.
+        validation (`Sequence[Mapping]`, *optional*): Rows to choose by, for optimisers that look at
+            others than they learn from; by default they keep half of `rows` for it.
         **sampling: Sent with every call of `chat`.
 
     Raises:
@@ -111,7 +113,9 @@ class Objective:
         return self.judged(rows, system(rows, self.seed))
 
     def judged(self, rows: Sequence[Row], answers: Sequence[Answer]) -> list[Trial]:
-        """Answers with their scores; an answer that the grader cannot decide counts as wrong, only here."""
+        """Answers with their scores; an answer that the grader cannot decide counts as wrong, only
+        here.
+        """
         failed = next((answer.error for answer in answers if answer.error is not None), None)
         if failed is not None:
             raise LLMError(failed)
@@ -141,8 +145,9 @@ class Objective:
         """The result, with the calls made so far.
 
         Raises:
-            [`LLMError`]: The search was ended by a spent budget, a rejected key or another fatal failure: what it had
-                found by then is not its result. The optimisers' packages go on after errors, so it is raised here.
+            [`LLMError`]: The search was ended by a spent budget, a rejected key or another fatal
+                failure: what it had found by then is not its result. The optimisers' packages go on
+                after errors, so it is raised here.
         """
         if self.count.end is not None:
             raise self.count.end

@@ -1,4 +1,6 @@
-"""E-SPL's evolution of system prompts as an optimiser among others: [`evolve`], without training weights."""
+"""E-SPL's evolution of system prompts as an optimiser among others: [`evolve`], without training
+weights.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,14 @@ _MANY_STEPS = 10_000  # the calls run out first, not the steps
 
 
 def optimise_espl(objective: Objective, prompt: str, config: EvolveConfig | None = None) -> Found:
-    """Evolve a prompt until the calls are used up; the result is the best by conservative rating (μ - λσ).
+    """Evolve a prompt until the calls are used up; the result is the best by conservative rating (μ
+    - λσ).
 
     Args:
         objective ([`Objective`]): What to optimise, and its budget.
         prompt (`str`): The preamble to begin with; principles are evolved below it.
-        config ([`EvolveConfig`], *optional*): The paper's by default, with at most as many problems as there are.
+        config ([`EvolveConfig`], *optional*): The paper's by default, with at most as many problems
+            as there are.
     """
     config = config or EvolveConfig(problems_per_step=min(10, len(objective.rows)))
     config = replace(
@@ -43,8 +47,9 @@ def optimise_espl(objective: Objective, prompt: str, config: EvolveConfig | None
     def check_calls(least: LeastBudget) -> None:
         if not objective.count.affords(least.policy_calls + least.reference_calls):
             logger.warning(
-                "E-SPL: calls_budget=%s may end before a prompt was compared with its child, which takes %d calls of "
-                "the model and up to %d of the editor: raise calls_budget, or its result says nothing",
+                "E-SPL: calls_budget=%s may end before a prompt was compared with its child, which "
+                "takes %d calls of the model and up to %d of the editor: raise calls_budget, or "
+                "its result says nothing",
                 objective.count.most,
                 least.policy_calls,
                 least.reference_calls,

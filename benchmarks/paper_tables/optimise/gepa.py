@@ -15,13 +15,14 @@ _PART = "system_prompt"  # the one text that is optimised, by the name that GEPA
 def optimise_gepa(objective: Objective, prompt: str, minibatch: int = 3) -> Found:
     """Optimise a prompt with `gepa.optimize` until the calls are used up.
 
-    The training rows are cut in half: GEPA reflects on minibatches of the one and chooses by the other, unless there
-    are validation rows to choose by.
+    The training rows are cut in half: GEPA reflects on minibatches of the one and chooses by the
+    other, unless there are validation rows to choose by.
 
     Args:
         objective ([`Objective`]): What to optimise, and its budget.
         prompt (`str`): The prompt to begin with.
-        minibatch (`int`, *optional*, defaults to `3`): Rows reflected on at once (the package's default).
+        minibatch (`int`, *optional*, defaults to `3`): Rows reflected on at once (the package's
+            default).
 
     Raises:
         `ImportError`: The package is not installed.

@@ -1,8 +1,10 @@
-"""OPRO (Yang et al. 2023, "Large Language Models as Optimizers"): a model that is shown instructions with their scores
+"""OPRO (Yang et al.
+
+2023, "Large Language Models as Optimizers"): a model that is shown instructions with their scores
 writes better ones.
 
-The published algorithm, small: at each step the best instructions so far in rising order and a few examples make the
-meta-prompt, several new instructions are drawn from it, and each is scored.
+The published algorithm, small: at each step the best instructions so far in rising order and a few
+examples make the meta-prompt, several new instructions are drawn from it, and each is scored.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ def optimise_opro(
     Args:
         objective ([`Objective`]): What to optimise, and its budget.
         prompt (`str`): The instruction to begin with.
-        best_count (`int`, *optional*, defaults to `20`): Instructions in the meta-prompt (section 5.1 of the paper).
+        best_count (`int`, *optional*, defaults to `20`): Instructions in the meta-prompt (section
+            5.1 of the paper).
         per_step (`int`, *optional*, defaults to `8`): New instructions a step (section 5.1).
         examples (`int`, *optional*, defaults to `3`): Questions shown (section 5.1).
 

@@ -1,7 +1,8 @@
-"""TextGrad by its authors' package `textgrad`, with our models as its engines: the prompt is its variable.
+"""TextGrad by its authors' package `textgrad`, with our models as its engines: the prompt is its
+variable.
 
-The loop is that of the package's prompt-optimisation example: a minibatch, a loss in words for each answer, one step,
-and back to the old prompt if the new one is worse on the validation half.
+The loop is that of the package's prompt-optimisation example: a minibatch, a loss in words for each
+answer, one step, and back to the old prompt if the new one is worse on the validation half.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _ROLE = "the system prompt of a language model that answers questions"
 def optimise_textgrad(objective: Objective, prompt: str, minibatch: int = 3) -> Found:
     """Optimise a prompt with textual gradient descent until the calls are used up.
 
-    The training rows are cut in half: steps are made on minibatches of the one, checked on the other, unless there are
-    validation rows to check on.
+    The training rows are cut in half: steps are made on minibatches of the one, checked on the
+    other, unless there are validation rows to check on.
 
     Args:
         objective ([`Objective`]): What to optimise, and its budget.
@@ -50,7 +51,8 @@ def optimise_textgrad(objective: Objective, prompt: str, minibatch: int = 3) -> 
     rng = random.Random(objective.seed)
     best = prompt
     best_score = mean_score(objective.try_prompt(prompt, validation))
-    # A row costs an answer, a loss and at most two gradients; a step one edit and the validation half.
+    # A row costs an answer, a loss and at most two gradients; a step one edit and the validation
+    # half.
     step = 4 * minibatch + 2 + len(validation)
     while objective.count.affords(step):
         rows = rng.sample(training, min(minibatch, len(training)))
@@ -84,8 +86,8 @@ def _step(textgrad: Any, objective: Objective, prompt: str, rows: Sequence[Row])
         )
         accepted = " or ".join(row["answers"])
         loss = textgrad.TextLoss(
-            f"The right answer is: {accepted}. Say in few words whether the given answer is right, and what led it "
-            "astray if not.",
+            f"The right answer is: {accepted}. Say in few words whether the given answer is right, "
+            "and what led it astray if not.",
             engine=editing,
         )
         losses.append(loss(model(question)))
@@ -117,10 +119,11 @@ def _engines(textgrad: Any, objective: Objective) -> tuple[Any, Any]:
 
 
 def _number_variables(textgrad: Any) -> None:
-    """Give the package's variables numbers as hashes, so that the same seed sends the same requests.
+    """Give the package's variables numbers as hashes, so that the same seed sends the same
+    requests.
 
-    The package keeps variables in sets, whose order is otherwise that of their addresses: each start would send other
-    prompts, and a resumed run would pay again.
+    The package keeps variables in sets, whose order is otherwise that of their addresses: each
+    start would send other prompts, and a resumed run would pay again.
     """
     counter = count()
     textgrad.Variable.__hash__ = lambda variable: variable.__dict__.setdefault(
@@ -130,14 +133,17 @@ def _number_variables(textgrad: Any) -> None:
 
 @cache
 def _private_folder() -> str:
-    """A folder with an unpredictable name that only this user can read, removed when the process ends."""
+    """A folder with an unpredictable name that only this user can read, removed when the process
+    ends.
+    """
     folder = tempfile.mkdtemp(prefix="textgrad-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def _library() -> Any:
-    # When it is imported, the package opens a log of all requests and replies, by default in the working directory.
+    # When it is imported, the package opens a log of all requests and replies, by default in the
+    # working directory.
     if "TEXTGRAD_LOG_DIR" not in os.environ:
         os.environ["TEXTGRAD_LOG_DIR"] = _private_folder()
     os.environ.setdefault(

@@ -1,9 +1,10 @@
 """`agentic-prompting`: its sub-commands, and their common treatment of errors.
 
-A sub-command is the function of its name in the file of its name (`_` for `-`): it takes the words after the name and
-returns the exit status. Its options are the fields of the dataclasses in the file's `SETTINGS`, which transformers'
-parser reads. To add a sub-command, write such a file and put its name into [`COMMANDS`]. The file is imported when the
-command is called, so `--help` stays quick.
+A sub-command is the function of its name in the file of its name (`_` for `-`): it takes the words
+after the name and returns the exit status. Its options are the fields of the dataclasses in the
+file's `SETTINGS`, which transformers' parser reads. To add a sub-command, write such a file and put
+its name into [`COMMANDS`]. The file is imported when the command is called, so `--help` stays
+quick.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def _agentic_prompting(
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command and exit: 0, 1 if something failed on the way, 2 for bad input, 3 if `evolve` learned nothing,
-    130 after Ctrl-C or SIGTERM.
+    """Run the command and exit: 0, 1 if something failed on the way, 2 for bad input, 3 if `evolve`
+    learned nothing, 130 after Ctrl-C or SIGTERM.
 
     Args:
         arguments (`Sequence[str]`, *optional*): Instead of the command line's.

@@ -1,4 +1,6 @@
-"""`agentic-prompting ask`: a question for a trained agent, with its conversation with the large LLM."""
+"""`agentic-prompting ask`: a question for a trained agent, with its conversation with the large
+LLM.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class AskOptions(AskedAgent):
     """The options of `ask`."""
 
     row: str | None = option(
-        "Further fields of the question's row, which --program or --environment reads: a JSON object, or a file of it."
+        "Further fields of the question's row, which --program or --environment reads: a JSON "
+        "object, or a file of it."
     )
     seed: int = option("Seed of the conversation: the same seed gives the same one.", 0)
     json: bool = option(JSON_HELP, False)
@@ -71,7 +74,8 @@ def ask(arguments: Sequence[str]) -> int:
         if name not in (*row, *SOLUTION_COLUMNS, "id"):
             example = json.dumps({name: "..."}, ensure_ascii=False)
             print_error(
-                f"in training a row also had {name!r}, and this one has not; give it with --row '{example}'"
+                f"in training a row also had {name!r}, and this one has not; give it with --row "
+                f"'{example}'"
             )
     options.start_tracing()
     if options.sandbox:
@@ -100,7 +104,7 @@ def ask(arguments: Sequence[str]) -> int:
     return 1 if rollout.answer is None else 0
 
 
-# --- the row of the question -----------------------------------------------------------------------------------------
+# --- the row of the question ----------------------------------------------------------------------
 
 
 def _read_row(text: str | None) -> dict[str, Any]:
@@ -113,7 +117,8 @@ def _read_row(text: str | None) -> dict[str, Any]:
         raise ValueError(f"--row takes an object with the fields of the row: {_ROW_EXAMPLE}")
     if "prompt" in row:
         raise ValueError(
-            "--row has `prompt`, which would take the place of the question: leave it out, and give the question itself"
+            "--row has `prompt`, which would take the place of the question: leave it out, and "
+            "give the question itself"
         )
     return row
 
@@ -134,14 +139,16 @@ def _complete_row(
     names = [name for name in ("question", columns.get("question")) if name in row]
     if questions and names:
         raise ValueError(
-            f"the question is given twice, as QUESTION and as {names[0]!r} of --row: leave one of them out"
+            f"the question is given twice, as QUESTION and as {names[0]!r} of --row: leave one of "
+            "them out"
         )
     if questions:
         row = {**row, "question": questions[0]}
     completed = AgentSpec(columns=dict(columns)).with_both_names(row)
     if not isinstance(completed.get("question"), str) or not completed["question"].strip():
         raise ValueError(
-            "there is no question: agentic-prompting ask RUN QUESTION, or a text `question` in --row"
+            "there is no question: agentic-prompting ask RUN QUESTION, or a text `question` in "
+            "--row"
         )
     return completed
 

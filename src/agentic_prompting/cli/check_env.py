@@ -49,10 +49,11 @@ SETTINGS = (CheckEnvOptions,)  # the parser returns an object of each
 def check_env(arguments: Sequence[str]) -> int:
     """Play three episodes with an environment of your own, without training, and show them.
 
-    NAME is module:name of an environment, its class, or a function of the rollout. By default a script plays the agent:
-    it sends each --request, or the question, or calls of tools with made-up arguments, and then answers. With --harness
-    it writes a file, reads it and says done, inside the real program. Exit status 1 if the environment fails, if every
-    call fails, or if there are tools and none is called.
+    NAME is module:name of an environment, its class, or a function of the rollout. By default a
+    script plays the agent: it sends each --request, or the question, or calls of tools with made-up
+    arguments, and then answers. With --harness it writes a file, reads it and says done, inside the
+    real program. Exit status 1 if the environment fails, if every call fails, or if there are tools
+    and none is called.
     """
     parser = OptionParser("check-env", SETTINGS, check_env.__doc__, words="NAME")
     options, words = parser.parse_with_words(arguments)
@@ -71,7 +72,8 @@ def check_env(arguments: Sequence[str]) -> int:
     _refuse_agent(words[0])
     if environment.plays_whole_episodes and options.model is None:
         raise ValueError(
-            "a program calls the policy by itself, so no script can play it: name a model with --model"
+            "a program calls the policy by itself, so no script can play it: name a model with "
+            "--model"
         )
     environment.check()
 
@@ -152,14 +154,15 @@ def _refuse_agent(name: str) -> None:
     parameters = list(signature(function).parameters)
     if len(parameters) == 1 and parameters[0] in AGENT_PARAMETERS:
         raise ValueError(
-            f"{name} would be played as an environment, a function of the rollout, but its parameter is called "
-            f"{parameters[0]}: an agent program is a function of (row, base_url, api_key); if it is an environment, "
-            "call the parameter rollout"
+            f"{name} would be played as an environment, a function of the rollout, but its "
+            f"parameter is called {parameters[0]}: an agent program is a function of (row, "
+            "base_url, api_key); if it is an environment, call the parameter rollout"
         )
 
 
 def _check_harness(options: CheckEnvOptions) -> int:
-    """Play one task in a harness, and show what was seen: calls, token sequences, seconds, names that it looked up.
+    """Play one task in a harness, and show what was seen: calls, token sequences, seconds, names
+    that it looked up.
 
     The exit status is 0 if the harness did the task.
     """
@@ -290,7 +293,8 @@ def _summary(rollouts: Sequence[Rollout], has_tools: bool, is_played_by_model: b
 def _reason_for_silence(has_tools: bool, is_played_by_model: bool) -> str:
     """Why the environment was not asked, and what to do."""
     reason = "no tool was called" if has_tools else "it was never asked"
-    # A model writes its own requests. An agent that calls one itself may be taken for an environment.
+    # A model writes its own requests. An agent that calls one itself may be taken for an
+    # environment.
     if not is_played_by_model:
         return f"{reason}, see --request"
     if has_tools:

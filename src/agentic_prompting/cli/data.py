@@ -13,7 +13,10 @@ app = Typer(add_completion=False, rich_markup_mode=None)
 
 
 def data(arguments: Sequence[str]) -> int:
-    """The sub-command. Its few options are Typer's: transformers' parser would take seconds to import."""
+    """The sub-command.
+
+    Its few options are Typer's: transformers' parser would take seconds to import.
+    """
     return app(args=arguments, prog_name="agentic-prompting data", standalone_mode=False)
 
 

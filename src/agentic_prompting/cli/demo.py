@@ -18,14 +18,18 @@ _SUMMARY = "summary.json"  # a finished run has it
 def demo(arguments: Sequence[str]) -> int:
     """See a method work in the sandbox: a tiny policy, a scripted large LLM; no key, no network.
 
-    With --real a real small model: SmolLM2 out of a package, or the one that --model names. Interrupted, the same
-    command goes on. Other options are those of the method's program, such as --max-steps 5.
+    With --real a real small model: SmolLM2 out of a package, or the one that --model names.
+    Interrupted, the same command goes on. Other options are those of the method's program, such as
+    --max-steps 5.
     """
     parser = ArgumentParser("agentic-prompting demo", description=demo.__doc__, allow_abbrev=False)
     parser.add_argument(
         "--method",
         default="prompt-r1",
-        help="The method to show: prompt-r1, espl or prorefine. Minutes on two CPU cores; prorefine: seconds.",
+        help=(
+            "The method to show: prompt-r1, espl or prorefine. Minutes on two CPU cores; "
+            "prorefine: seconds."
+        ),
     )
     parser.add_argument(
         "--output-dir", type=Path, help="Folder to write to: runs/demo, or runs/real."
@@ -46,8 +50,8 @@ def demo(arguments: Sequence[str]) -> int:
     # A finished run is not overwritten.
     if (folder / _SUMMARY).exists():
         raise ValueError(
-            f"{folder} holds a finished run: look at it with `agentic-prompting report {folder}`, or take another "
-            "folder with --output-dir"
+            f"{folder} holds a finished run: look at it with `agentic-prompting report {folder}`, "
+            "or take another folder with --output-dir"
         )
 
     # ProRefine runs in this process, while training is launched.

@@ -1,7 +1,7 @@
 """`agentic-prompting doctor`: what would go wrong, and what to type against it.
 
-The checks are the functions with `@check`, called in their order here and shown by their names: they yield findings, or
-none if there is nothing to look at.
+The checks are the functions with `@check`, called in their order here and shown by their names:
+they yield findings, or none if there is nothing to look at.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ SETTINGS = (DoctorOptions,)  # the parser returns an object of each
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: `ok`, `warning` (something will not work) or `problem` (the run will fail), and what to type then."""
+    """One line: `ok`, `warning` (something will not work) or `problem` (the run will fail), and
+    what to type then.
+    """
 
     level: Literal["ok", "warning", "problem"]
     says: str
@@ -97,7 +99,8 @@ def check(function: Check) -> Check:
 
 
 def doctor(arguments: Sequence[str]) -> int:
-    """Check the installation, and whatever a run needs; each warning and problem comes with its fix.
+    """Check the installation, and whatever a run needs; each warning and problem comes with its
+    fix.
 
     Asks a model that is named for one word. Exit status 1 if there is a problem.
     """
@@ -175,7 +178,7 @@ def run_check(function: Check, run: RunConfiguration) -> list[Finding]:
         return [problem(says, "correct what the message names")]
 
 
-# --- the installation and the machine --------------------------------------------------------------------------------
+# --- the installation and the machine -------------------------------------------------------------
 
 
 @check
@@ -235,7 +238,8 @@ def devices(run: RunConfiguration) -> Iterator[Finding]:
     # Whatever needs a GPU is a problem where there is none.
     if not torch.cuda.is_available():
         yield ok(
-            f"no GPU, {os.cpu_count()} CPU cores: enough for the sandbox, not for a model of billions"
+            f"no GPU, {os.cpu_count()} CPU cores: enough for the sandbox, not for a model of "
+            "billions"
         )
         if values.get("use_vllm"):
             yield problem("use_vllm, but torch sees no GPU", "use_vllm: false")
@@ -273,7 +277,8 @@ def output_folder(run: RunConfiguration) -> Iterator[Finding]:
         yield problem_if(
             free < TOO_FEW_BYTES,
             f"only {free / 2**30:.0f} GiB free for {folder}",
-            "free some space, keep fewer checkpoints (save_total_limit: 1), or another disk with --output-dir",
+            "free some space, keep fewer checkpoints (save_total_limit: 1), or another disk with "
+            "--output-dir",
         )
 
 
@@ -297,7 +302,7 @@ def replay_cache(run: RunConfiguration) -> Iterator[Finding]:
         yield problem(str(error), f"mv {path} {path}.broken, or another file with --replay-cache")
 
 
-# --- the configuration -----------------------------------------------------------------------------------------------
+# --- the configuration ----------------------------------------------------------------------------
 
 
 @check
@@ -326,7 +331,8 @@ def options(run: RunConfiguration) -> Iterator[Finding]:
     if not run.is_training:
         if run.values:
             yield ok(
-                f"{run.config}: a table, which `agentic-prompting evaluate` checks before it asks anything"
+                f"{run.config}: a table, which `agentic-prompting evaluate` checks before it asks "
+                "anything"
             )
         return
     parser = method_parser(run.method)
@@ -383,8 +389,8 @@ def batch(run: RunConfiguration) -> Iterator[Finding]:
     names = " x ".join(factors)
     sizes = " x ".join(str(size) for size in factors.values())
     yield problem(
-        f"{run.config}: a problem takes {names} = {sizes} = {group_size} rollouts, which does not divide the "
-        f"{description}",
+        f"{run.config}: a problem takes {names} = {sizes} = {group_size} rollouts, which does not "
+        f"divide the {description}",
         fix,
     )
 
@@ -417,7 +423,7 @@ def values(run: RunConfiguration) -> Iterator[Finding]:
         )
 
 
-# --- the large LLMs --------------------------------------------------------------------------------------------------
+# --- the large LLMs -------------------------------------------------------------------------------
 
 
 @check
@@ -471,15 +477,24 @@ def _endpoint_fix(role: str, chat: OpenAIChat, error: LLMError) -> str:
         return f"--{role}-base-url {url}/v1"
     # Too many calls, or no credit left.
     if error.kind == "RateLimited":
-        return "wait and run this again; in training fewer calls at once help: OpenAIChat(max_concurrency=8)"
+        return (
+            "wait and run this again; in training fewer calls at once help: "
+            "OpenAIChat(max_concurrency=8)"
+        )
     if error.status == 402 or "credit" in error.message:
         return f"add credit, or export {chat.key_variable}=ANOTHER_KEY"
     # No known cause: the server may not run, or may have another address.
-    return f"start the server, or correct its address: --{role}-base-url http://HOST:PORT/v1 --{role}-model NAME"
+    return (
+        f"start the server, or correct its address: --{role}-base-url http://HOST:PORT/v1 "
+        f"--{role}-model NAME"
+    )
 
 
 def _list_models(url: str, chat: OpenAIChat) -> list[str] | None:
-    """The names of the models at an address; `None` if it has no list. An endpoint that asks for a key has one."""
+    """The names of the models at an address; `None` if it has no list.
+
+    An endpoint that asks for a key has one.
+    """
     import openai
 
     with openai.OpenAI(
@@ -502,7 +517,8 @@ def price(run: RunConfiguration) -> Iterator[Finding]:
         if chat.price is not None:
             input_price, output_price = chat.price
             yield ok(
-                f"{role}: {chat.model} costs ${input_price:g} in, ${output_price:g} out per million tokens (our table)"
+                f"{role}: {chat.model} costs ${input_price:g} in, ${output_price:g} out per "
+                "million tokens (our table)"
             )
         elif has_budget and run.value("budget_tokens") is None:
             # A limit in dollars alone would never stop the run.
@@ -517,7 +533,7 @@ def price(run: RunConfiguration) -> Iterator[Finding]:
             )
 
 
-# --- the model to be trained -----------------------------------------------------------------------------------------
+# --- the model to be trained ----------------------------------------------------------------------
 
 
 @check
@@ -535,8 +551,9 @@ def model(run: RunConfiguration) -> Iterator[Finding]:
 
 @check
 def memory(run: RunConfiguration) -> Iterator[Finding]:
-    """The memory needed on a GPU: measured by `plan` if an accelerate configuration describes the layout; else a plain
-    estimate, which takes no time."""
+    """The memory needed on a GPU: measured by `plan` if an accelerate configuration describes the
+    layout; else a plain estimate, which takes no time.
+    """
     name = str(run.value("model_name_or_path") or "")
     if not run.is_training or not name:
         return
@@ -574,7 +591,7 @@ def memory(run: RunConfiguration) -> Iterator[Finding]:
         )
 
 
-# --- the model in a folder -------------------------------------------------------------------------------------------
+# --- the model in a folder ------------------------------------------------------------------------
 
 
 @check
@@ -596,7 +613,8 @@ def run(run: RunConfiguration) -> Iterator[Finding]:
             yield ok(f"{folder} holds a trained agent")
         else:
             yield warning(
-                f"{folder} holds a model that was not trained here (no {SPEC_FILE}): to train from, not to ask or serve",
+                f"{folder} holds a model that was not trained here (no {SPEC_FILE}): to train "
+                "from, not to ask or serve",
                 f"agentic-prompting train prompt-r1 --model_name_or_path {folder} --config FILE",
             )
         return
@@ -655,7 +673,7 @@ def chat_template(run: RunConfiguration) -> Iterator[Finding]:
             yield ok(f"{path}: its chat template leaves earlier turns as they were")
         else:
             yield warning(
-                f"{path}: its chat template is not prefix-preserving: a chat server over the weights shows them "
-                "another conversation than training",
+                f"{path}: its chat template is not prefix-preserving: a chat server over the "
+                "weights shows them another conversation than training",
                 f"agentic-prompting serve {path}",
             )

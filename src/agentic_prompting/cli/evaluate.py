@@ -1,4 +1,6 @@
-"""`agentic-prompting evaluate`: a trained agent on rows of your own, a table of systems, or two tables compared."""
+"""`agentic-prompting evaluate`: a trained agent on rows of your own, a table of systems, or two
+tables compared.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ class EvaluateOptions(LargeLLM, TaskRows, Tracing):
     config: Path | None = option("A table, such as examples/configs/eval_prorefine_table1.yaml.")
     run: Path | None = option("A trained agent's folder.")
     base: str | None = option(
-        "With --run: the model before training, asked the same. Of E-SPL both, under the first and the final prompt."
+        "With --run: the model before training, asked the same. Of E-SPL both, under the first and "
+        "the final prompt."
     )
     baselines: bool = option(
         "With --run of a conductor: its workers alone, routers, best-of-n, random plans beside it.",
@@ -56,10 +59,12 @@ class EvaluateOptions(LargeLLM, TaskRows, Tracing):
     )
     samples: int = option("With --run: how often each question is asked.", 1)
     metric: list[str] | None = list_option(
-        "Metrics instead of the table's: ours, those of the package `evaluate`, or your own of --judge, by name."
+        "Metrics instead of the table's: ours, those of the package `evaluate`, or your own of "
+        "--judge, by name."
     )
     judge: list[str] | None = list_option(
-        "Your own score in addition: module:name of judge(answer, answers), a function and not a model, from 0 to 1."
+        "Your own score in addition: module:name of judge(answer, answers), a function and not a "
+        "model, from 0 to 1."
     )
     output_dir: Path | None = option(
         "Folder to write to, instead of the default.", None, "--output"
@@ -168,7 +173,7 @@ def _print_table(table: FinishedTable) -> None:
     print("written to " + ", ".join(str(path) for path in table.files.values()))
 
 
-# --- two tables compared ---------------------------------------------------------------------------------------------
+# --- two tables compared --------------------------------------------------------------------------
 
 
 def _compare(folders: Sequence[Path], as_json: bool) -> int:
@@ -187,7 +192,7 @@ def _compare(folders: Sequence[Path], as_json: bool) -> int:
     return 0
 
 
-# --- a trained agent on rows of your own -----------------------------------------------------------------------------
+# --- a trained agent on rows of your own ----------------------------------------------------------
 
 
 def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path) -> FinishedTable:
@@ -197,12 +202,14 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
     """
     if not options.dataset:
         raise ValueError(
-            "name the rows: --dataset FILE, with --columns question=q,answer=a where they are called so"
+            "name the rows: --dataset FILE, with --columns question=q,answer=a where they are "
+            "called so"
         )
     refuse_options(
         options,
         ("seeds",),
-        "they train the systems of a table, --config FILE; --samples asks each question of --run several times",
+        "they train the systems of a table, --config FILE; --samples asks each question of --run "
+        "several times",
     )
     from ..evaluation import (
         EvaluationTask,
@@ -276,13 +283,15 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
 
 
 def _needs_environment(options: EvaluateOptions, run: Path) -> bool:
-    """Whether a trained agent is asked in an environment: unless it answers with free text, or where one is named.
+    """Whether a trained agent is asked in an environment: unless it answers with free text, or
+    where one is named.
 
     The free text of a program is not an answer by itself, so `--environment` is always used.
     """
     from ..rollout import AgentSpec, FreeText
 
-    # The environment also brings a grammar of the user's own, without which the spec cannot be read.
+    # The environment also brings a grammar of the user's own, without which the spec cannot be
+    # read.
     if options.environment is not None:
         return True
     # The spec of an agent on the hub is known only after loading.
@@ -290,16 +299,19 @@ def _needs_environment(options: EvaluateOptions, run: Path) -> bool:
 
 
 def _refuse_environment(options: EvaluateOptions, run: Path) -> None:
-    """Raise `ValueError` for options of an environment, which an agent that answers by itself does not ask."""
+    """Raise `ValueError` for options of an environment, which an agent that answers by itself does
+    not ask.
+    """
     refuse_options(
         options,
         ("sandbox", "environment_model", *CALL_OPTIONS, "replay_cache"),
-        f"{run} answers with free text and asks nobody; --program MODULE:NAME plays it in a program",
+        f"{run} answers with free text and asks nobody; --program MODULE:NAME plays it in a "
+        "program",
     )
     if _was_trained_in_program(run):
         print_error(
-            f"{run} was trained inside an agent program, and is asked here without it: name it with "
-            "--program MODULE:NAME"
+            f"{run} was trained inside an agent program, and is asked here without it: name it "
+            "with --program MODULE:NAME"
         )
 
 
@@ -319,8 +331,8 @@ def _systems_of_run(
 ) -> tuple[str, dict[str, Any]]:
     """The systems of the table, and the name of the one with which the others are compared.
 
-    They are the agent alone, or weights and prompts before and after training. A conductor is the baseline of its
-    workers; otherwise the untrained agent is the baseline.
+    They are the agent alone, or weights and prompts before and after training. A conductor is the
+    baseline of its workers; otherwise the untrained agent is the baseline.
     """
     from ..agent import PromptAgent
     from ..evaluation import AgentSystem
@@ -389,7 +401,9 @@ def _source_version(options: LargeLLM) -> str | None:
 
 
 def _by_prompt(agent: PromptAgent, run: Path) -> dict[str, PromptAgent]:
-    """The agent under the first prompt of a run of E-SPL and under its final one, with the weights loaded once."""
+    """The agent under the first prompt of a run of E-SPL and under its final one, with the weights
+    loaded once.
+    """
     from ..evolution import read_lineage
     from ..evolution.run_files import POPULATION_FILE
 
@@ -401,7 +415,7 @@ def _by_prompt(agent: PromptAgent, run: Path) -> dict[str, PromptAgent]:
     return {"first": agent_with_first_prompt, "final": agent}
 
 
-# --- a table of systems ----------------------------------------------------------------------------------------------
+# --- a table of systems ---------------------------------------------------------------------------
 
 
 def _fill_table(options: EvaluateOptions, config: Any) -> FinishedTable:
@@ -447,7 +461,9 @@ def _needs_hub(table: Any) -> bool:
 
 
 def _load_table(options: EvaluateOptions, judges: Sequence[str]) -> Any:
-    """The table of a configuration, with other rows or metrics if some are named, and with those of judges."""
+    """The table of a configuration, with other rows or metrics if some are named, and with those of
+    judges.
+    """
     assert options.config is not None
     config = find_example(options.config) or options.config
     metrics = options.metric
@@ -523,8 +539,8 @@ def _with_judges(metrics: Any, judges: Sequence[str]) -> Any:
 def import_paper_tables() -> ModuleType:
     """The module `benchmarks/paper_tables`, which is not part of the package.
 
-    Looked for in the clone that the package is installed from (`pip install -e`), and in the copy that a wheel installs
-    beside the package; never in the current folder, which may hold anything.
+    Looked for in the clone that the package is installed from (`pip install -e`), and in the copy
+    that a wheel installs beside the package; never in the current folder, which may hold anything.
 
     Raises:
         `FileNotFoundError`: It is in neither of them.
@@ -533,7 +549,8 @@ def import_paper_tables() -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
 
-    # A clone comes before the copy of a wheel. In an installed package CLONE is a folder of the environment.
+    # A clone comes before the copy of a wheel. In an installed package CLONE is a folder of the
+    # environment.
     roots = [find_shared_folder()]
     if Path(__file__).parents[1] == CLONE / "src" / "agentic_prompting":
         roots.insert(0, CLONE)
@@ -545,7 +562,7 @@ def import_paper_tables() -> ModuleType:
             # Under its plain name, by which its own modules import each other.
             return import_file(script, name)
     raise FileNotFoundError(
-        "what fills tables, benchmarks/paper_tables, was not installed: install the package from a clone "
-        "(`pip install -e .`). To compare systems of your own, `agentic_prompting.evaluate_agent` does without "
-        "(docs/evaluation.md)"
+        "what fills tables, benchmarks/paper_tables, was not installed: install the package from a "
+        "clone (`pip install -e .`). To compare systems of your own, "
+        "`agentic_prompting.evaluate_agent` does without (docs/evaluation.md)"
     )

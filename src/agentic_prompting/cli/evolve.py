@@ -1,4 +1,6 @@
-"""`agentic-prompting evolve`: a better system prompt for a model whose weights stay as they are (E-SPL's evolution)."""
+"""`agentic-prompting evolve`: a better system prompt for a model whose weights stay as they are
+(E-SPL's evolution).
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ NOTHING_LEARNED = 3
 
 @dataclass
 class EvolveOptions(HeldOutRows, Spending, ReferenceModel, Tracing):
-    """The options of `evolve` beside those of [`EvolveConfig`]: the models, the rows and the reward."""
+    """The options of `evolve` beside those of [`EvolveConfig`]: the models, the rows and the
+    reward.
+    """
 
     policy_model: str | None = option(
         "The model that solves the problems, by its name at its endpoint."
@@ -118,7 +122,9 @@ def check_options(options: EvolveOptions, config: EvolveConfig) -> None:
 
 
 def evolve(arguments: Sequence[str]) -> int:
-    """Evolve the system prompt of a closed model (E-SPL without weights); run again, a stopped run goes on."""
+    """Evolve the system prompt of a closed model (E-SPL without weights); run again, a stopped run
+    goes on.
+    """
     # A selection rule of your own has to be known before the settings, which check its name.
     register_selections(arguments)
     options, config = OptionParser("evolve", SETTINGS, evolve.__doc__).parse(arguments)
@@ -183,7 +189,9 @@ def evolve_in_folder(
     config: EvolveConfig,
     on_step: Callable[[StepLog], None] | None = None,
 ) -> EvolveResult:
-    """Evolve, and write `system_prompt.txt` and `state.json` into the output folder; a stopped run is resumed."""
+    """Evolve, and write `system_prompt.txt` and `state.json` into the output folder; a stopped run
+    is resumed.
+    """
     folder = options.output_dir
     with ExitStack() as stack:
         # `run_evolution` locks the folder, too; the sandbox must not write beside a run before
@@ -204,8 +212,8 @@ def evolve_in_folder(
                         "every rated prompt" if config.eval_all else "the first and the best prompt"
                     )
                     print(
-                        f"the held-out rows, at the end: {count_in_words(calls, 'call')} of the policy under each of "
-                        f"{prompts}, from the same budget",
+                        f"the held-out rows, at the end: {count_in_words(calls, 'call')} of the "
+                        f"policy under each of {prompts}, from the same budget",
                         flush=True,
                     )
             # A run that goes on has spent already.
@@ -230,7 +238,8 @@ def evolve_in_folder(
 def _complete_usage(usage: Mapping[str, Usage], budget: Budget) -> dict[str, Usage]:
     """The usage of each role, with that of a judge and of steps that were interrupted.
 
-    The state of a run has the complete steps only, its account every call. The account may have been deleted.
+    The state of a run has the complete steps only, its account every call. The account may have
+    been deleted.
     """
     complete = dict(usage)
     for role, spent in budget.by_account().items():
@@ -291,7 +300,9 @@ def _connect_parts(
 
 
 def _sandbox_parts(options: EvolveOptions, config: EvolveConfig) -> dict[str, Any]:
-    """The arguments of [`evolution.evolve`], with a tiny agent of fixed weights and a scripted reflector."""
+    """The arguments of [`evolution.evolve`], with a tiny agent of fixed weights and a scripted
+    reflector.
+    """
     from ..agent import PromptAgent
     from ..environments import LLMEnvironment
     from ..rewards import exact_match_reward
@@ -373,16 +384,21 @@ def _describe_attempts(attempts: Mapping[str, int]) -> str:
 
 
 def _describe_held_out(result: EvolveResult) -> str:
-    """The mean reward of the first and of the best prompt on held-out rows; empty without such rows."""
+    """The mean reward of the first and of the best prompt on held-out rows; empty without such
+    rows.
+    """
     first, best = _first_and_best(result)
     if first.held_out is None or best.held_out is None:
         return ""
     if first is best:
         first_score = _describe_score(first.held_out)
-        return f"held out ({count_in_words(int(first.held_out['n']), 'row')}): the first prompt {first_score}"
+        return (
+            f"held out ({count_in_words(int(first.held_out['n']), 'row')}): the first prompt "
+            f"{first_score}"
+        )
     return (
-        f"held out ({count_in_words(int(best.held_out['n']), 'row')}): the first prompt {_describe_score(first.held_out)}, "
-        f"the best one {_describe_score(best.held_out)}"
+        f"held out ({count_in_words(int(best.held_out['n']), 'row')}): the first prompt "
+        f"{_describe_score(first.held_out)}, the best one {_describe_score(best.held_out)}"
     )
 
 

@@ -1,4 +1,6 @@
-"""Where the files of `examples/` and `benchmarks/` are: in the package, in a clone, or beside an installed wheel."""
+"""Where the files of `examples/` and `benchmarks/` are: in the package, in a clone, or beside an
+installed wheel.
+"""
 
 from __future__ import annotations
 

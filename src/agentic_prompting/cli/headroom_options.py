@@ -69,7 +69,8 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
         "exact_match",
     )
     metric: list[str] | None = list_option(
-        "A metric of `evaluate` by name, instead of --score: ours, or one of the package `evaluate`."
+        "A metric of `evaluate` by name, instead of --score: ours, or one of the package "
+        "`evaluate`."
     )
     calls: int = option("Calls of large LLMs in each measurement, at most.", 512)
     top_up_calls: int = option(

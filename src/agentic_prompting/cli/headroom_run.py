@@ -29,7 +29,8 @@ RunArguments = PromptR1Arguments | ESPLArguments
 
 
 def connect_run(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]:
-    """The rows and fields of [`HeadroomSettings`] for a training run: its agent, reward and large LLM.
+    """The rows and fields of [`HeadroomSettings`] for a training run: its agent, reward and large
+    LLM.
 
     Raises:
         `ValueError`: If the run cannot be measured, or an option is wrong or missing.
@@ -44,7 +45,8 @@ def connect_run(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]:
         refuse_options(
             options,
             (*REFERENCE_OPTIONS, "tried", "top_up_calls"),
-            f"{options.config} is a run of `train {options.run.method}`, which has no reference LLM",
+            f"{options.config} is a run of `train {options.run.method}`, which has no reference "
+            "LLM",
         )
     if isinstance(script, PromptR1Arguments) and (script.real or script.sandbox):
         refuse_options(

@@ -15,11 +15,15 @@ USE_OF_EVOLVED_PROMPT = (
     "send its system_prompt.txt as the system message to the model that it was evolved for"
 )
 SMALL_MODEL = "smollm2"
-"""The word that stands for SmolLM2-135M-Instruct out of its package, wherever a command takes a model."""
+"""The word that stands for SmolLM2-135M-Instruct out of its package, wherever a command takes a
+model.
+"""
 
 
 def find_model(name: str) -> str:
-    """The argument of `from_pretrained` for a model that an option names. `smollm2` is that of the small model's package.
+    """The argument of `from_pretrained` for a model that an option names.
+
+    `smollm2` is that of the small model's package.
 
     Raises:
         `ValueError`: The small model is named, and its package is not installed.
@@ -42,13 +46,17 @@ def holds_evolved_prompt(folder: Path) -> bool:
 
 
 def check_agent(run: str | Path) -> None:
-    """Raise `ValueError` for a folder that does not exist or holds no model. A hub id (`user/name`) passes."""
+    """Raise `ValueError` for a folder that does not exist or holds no model.
+
+    A hub id (`user/name`) passes.
+    """
     # A local folder has to hold a model; a hub id is looked up below.
     folder = Path(run)
     is_hub_id = "/" in str(run) and not only_a_folder(str(run))
     if not folder.exists() and not is_hub_id:
         raise ValueError(
-            f"{run} does not exist; `agentic-prompting demo --output-dir {run}` trains an agent there"
+            f"{run} does not exist; `agentic-prompting demo --output-dir {run}` trains an agent "
+            "there"
         )
     if folder.is_dir() and not holds_model(folder):
         problem = f"{run} holds no model (no config.json)"
@@ -59,20 +67,25 @@ def check_agent(run: str | Path) -> None:
 
 
 def check_trained_agent(run: str | Path) -> None:
-    """As [`check_agent`]; also raise `ValueError` for a folder of a model that no trainer of ours has saved."""
+    """As [`check_agent`]; also raise `ValueError` for a folder of a model that no trainer of ours
+    has saved.
+    """
     from ..rollout import SPEC_FILE
 
     check_agent(run)
     if Path(run).is_dir() and not (Path(run) / SPEC_FILE).is_file():
         raise ValueError(
             f"{run} holds a model that was not trained here (no {SPEC_FILE}): train it with "
-            f"`agentic-prompting train prompt-r1 --model {run} --config FILE`, or measure it as it is with "
-            f"`agentic-prompting headroom --untrained {run}`"
+            f"`agentic-prompting train prompt-r1 --model {run} --config FILE`, or measure it as it "
+            f"is with `agentic-prompting headroom --untrained {run}`"
         )
 
 
 def read_trained_columns(run: str | Path) -> dict[str, str]:
-    """The `--columns` with which an agent was trained: our name for each, and that of the data. Empty if unknown."""
+    """The `--columns` with which an agent was trained: our name for each, and that of the data.
+
+    Empty if unknown.
+    """
     from ..rollout import SPEC_FILE
 
     run = find_model(str(run))
@@ -99,7 +112,9 @@ def holds_model(folder: Path) -> bool:
 
 
 def check_model(name: str | Path) -> None:
-    """Raise `ValueError` for a model that is neither a local folder nor on the hub, or an adapter without its base."""
+    """Raise `ValueError` for a model that is neither a local folder nor on the hub, or an adapter
+    without its base.
+    """
     # A name that is not a local path may be one on the hub.
     if not Path(name).exists():
         _check_on_hub(str(name))
@@ -117,13 +132,14 @@ def check_model(name: str | Path) -> None:
     for folder in adapter.resolve().parents:
         if (folder / base).is_dir():
             raise ValueError(
-                f"{name} is an adapter of the base model {base}: start the command in {folder}, or write the full "
-                f"path into {adapter}"
+                f"{name} is an adapter of the base model {base}: start the command in {folder}, or "
+                f"write the full path into {adapter}"
             )
     # Any other name of the base model may be one on the hub.
     if only_a_folder(base):
         raise ValueError(
-            f"{name} is an adapter of the base model {base}, which does not exist: write its full path into {adapter}"
+            f"{name} is an adapter of the base model {base}, which does not exist: write its full "
+            f"path into {adapter}"
         )
 
 
@@ -149,14 +165,17 @@ def _check_on_hub(name: str) -> None:
         HfApi().model_info(name, timeout=_TIMEOUT)
     except (RepositoryNotFoundError, HFValidationError):
         raise ValueError(
-            f"{name} is neither a local folder nor a model on the hub that you may read (a private one needs "
-            f"HF_TOKEN): {fix}"
+            f"{name} is neither a local folder nor a model on the hub that you may read (a private "
+            f"one needs HF_TOKEN): {fix}"
         ) from None
 
 
 @cache
 def is_hub_reachable() -> bool:
-    """Whether the hub answers; asked once. If not, its libraries use their caches at once, without 40 s of retries."""
+    """Whether the hub answers; asked once.
+
+    If not, its libraries use their caches at once, without 40 s of retries.
+    """
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 

@@ -1,4 +1,6 @@
-"""Starts a training program as `accelerate launch` does, with exit status and Ctrl-C passed through."""
+"""Starts a training program as `accelerate launch` does, with exit status and Ctrl-C passed
+through.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ def launch(method: str, arguments: Sequence[str], accelerate_config: Path | None
     Args:
         method (`str`): `prompt-r1`, `espl` or `agent`.
         arguments (`Sequence[str]`): For the program.
-        accelerate_config (`Path`, *optional*): As of `accelerate launch --config_file`. By default what
-            `accelerate config` has saved, else every GPU of this machine, or its CPU.
+        accelerate_config (`Path`, *optional*): As of `accelerate launch --config_file`. By default
+            what `accelerate config` has saved, else every GPU of this machine, or its CPU.
 
     Returns:
         `int`: The exit status of the program, of the first process that failed.
@@ -39,9 +41,10 @@ def launch(method: str, arguments: Sequence[str], accelerate_config: Path | None
     )
 
     def forward_interrupt(number: int, frame: FrameType | None) -> None:
-        """Send Ctrl-C to the processes of the job, even if this one got SIGTERM: it would leave them running without
-        it. One in the terminal's group gets it twice and handles it once. Imports nothing: a second signal may
-        interrupt the handler of the first."""
+        """Send Ctrl-C to the processes of the job, even if this one got SIGTERM: it would leave
+        them running without it. One in the terminal's group gets it twice and handles it once.
+        Imports nothing: a second signal may interrupt the handler of the first.
+        """
         for child in psutil.Process().children():
             with suppress(psutil.NoSuchProcess):
                 child.send_signal(signal.SIGINT)

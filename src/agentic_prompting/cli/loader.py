@@ -1,6 +1,7 @@
 """Parts by name: the shipped ones by a word, your own as `module:name` or `path/to/file.py:name`.
 
-One table for each type of part, and one loader. The current directory is importable, as with `python -m`.
+One table for each type of part, and one loader. The current directory is importable, as with
+`python -m`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def load_part(name: str, part_type: str, shipped: Mapping[str, str] = {}) -> Any
         shipped (`Mapping[str, str]`, *optional*): Where the parts of this library are, by name.
 
     Raises:
-        [`UnknownPart`]: In one line: there is no such part, with the nearest name, or its module cannot be imported.
+        [`UnknownPart`]: In one line: there is no such part, with the nearest name, or its module
+        cannot be imported.
     """
     # A shipped part has an entry in the table, any other name is `module:name` already.
     module_name, colon, attribute = shipped.get(name, name).rpartition(":")
@@ -138,7 +140,8 @@ def find_source_file(name: str) -> Path | None:
 
 
 def load_environment(name: str) -> Any:
-    """An environment: an object, its class, a function that makes one, or a function of a rollout or agent program.
+    """An environment: an object, its class, a function that makes one, or a function of a rollout
+    or agent program.
 
     Raises:
         [`UnknownPart`]: In one line: there is no such thing, or it is not an environment.
@@ -168,7 +171,9 @@ def load_tools(names: Sequence[str]) -> list[Any]:
 
 
 def load_object(name: str, part_type: str, shipped: Mapping[str, str] = {}) -> Any:
-    """Load a user's object. A class or a function without parameters is called; anything else is returned as it is.
+    """Load a user's object.
+
+    A class or a function without parameters is called; anything else is returned as it is.
 
     Raises:
         [`UnknownPart`]: In one line: there is no such thing, or making it failed.
@@ -186,7 +191,8 @@ def text_or_file(value: str | None) -> str | None:
 
 
 def load_reward(name: str) -> Callable[..., Any]:
-    """A reward function: a shipped one or your own, with TRL's signature; a class is called without arguments.
+    """A reward function: a shipped one or your own, with TRL's signature; a class is called without
+    arguments.
 
     Raises:
         [`UnknownPart`]: In one line: there is no such reward, or it cannot be called.
@@ -212,8 +218,9 @@ def load_score(name: str, part_type: str = "score") -> Callable[..., Any]:
     """A comparison of an answer with the accepted ones: `score(answer, answers)`, from 0 to 1.
 
     Raises:
-        [`UnknownPart`]: In one line: there is no such comparison, or it cannot be called with these two. One of your
-            own raises it when called, too, if it fails or returns a number that is not from 0 to 1.
+        [`UnknownPart`]: In one line: there is no such comparison, or it cannot be called with these
+            two. One of your own raises it when called, too, if it fails or returns a number that is
+            not from 0 to 1.
     """
     score = _load_callable(name, part_type, SCORES)
     is_shipped = name in SCORES or name in SCORES.values()
@@ -221,10 +228,12 @@ def load_score(name: str, part_type: str = "score") -> Callable[..., Any]:
 
 
 def register_selection(name: str) -> None:
-    """Make your own selection rule known by its `module:name`, under which settings and checkpoints keep it.
+    """Make your own selection rule known by its `module:name`, under which settings and checkpoints
+    keep it.
 
-    It is called with the candidates (oldest first), how many to draw, and a `random.Random`; it returns positions. A
-    shipped rule's name, and one without a colon, is left to the settings to check.
+    It is called with the candidates (oldest first), how many to draw, and a `random.Random`; it
+    returns positions. A shipped rule's name, and one without a colon, is left to the settings to
+    check.
 
     Raises:
         [`UnknownPart`]: In one line: there is no such rule, or it cannot be called.
@@ -238,7 +247,9 @@ def register_selection(name: str) -> None:
 
 
 def register_selections(words: Sequence[str]) -> None:
-    """[`register_selection`] for each `--selection` of a command line, which the settings are then made of."""
+    """[`register_selection`] for each `--selection` of a command line, which the settings are then
+    made of.
+    """
     # Read this option alone, and leave all others to the parser of the command.
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--selection", nargs="?")
@@ -270,7 +281,8 @@ def refuse_own_metrics(names: Sequence[str], option: str) -> None:
         option (`str`): The option for such functions.
 
     Raises:
-        `ValueError`: One of them is such a function, or is missing in a module of the current directory.
+        `ValueError`: One of them is such a function, or is missing in a module of the current
+        directory.
     """
     from ..evaluation.metrics import METRICS
 

@@ -15,7 +15,10 @@ app = Typer(add_completion=False, rich_markup_mode=None)
 
 
 def merge(arguments: Sequence[str]) -> int:
-    """The sub-command. Its few options are Typer's: transformers' parser would take seconds to import."""
+    """The sub-command.
+
+    Its few options are Typer's: transformers' parser would take seconds to import.
+    """
     return app(args=arguments, prog_name="agentic-prompting merge", standalone_mode=False)
 
 
@@ -34,7 +37,9 @@ def merge_agent(
         bool, Option("--json", help="Print one JSON object instead of text.")
     ] = False,
 ) -> int:
-    """Save a trained agent as an ordinary model: its adapter merged, with its tokenizer and its form."""
+    """Save a trained agent as an ordinary model: its adapter merged, with its tokenizer and its
+    form.
+    """
     # Everything that can be wrong is found before the model is loaded.
     check_agent(run)
     folder = output_dir or run / "merged"

@@ -1,6 +1,8 @@
-"""Rows of a user's own file with all of its columns, as agent programs and rewards of stored rollouts read them.
+"""Rows of a user's own file with all of its columns, as agent programs and rewards of stored
+rollouts read them.
 
-[`load_task`] keeps the columns that are named, in one schema. Every command that needs the others joins them here.
+[`load_task`] keeps the columns that are named, in one schema. Every command that needs the others
+joins them here.
 """
 
 from __future__ import annotations
@@ -56,12 +58,16 @@ def choose_columns(
 
 
 def has_labels(rows: Sequence[Row]) -> bool:
-    """Whether [`load_task`] would keep all of these rows: each has a question and an accepted answer."""
+    """Whether [`load_task`] would keep all of these rows: each has a question and an accepted
+    answer.
+    """
     return all(isinstance(row.get("question"), str) and read_answers(row) for row in rows)
 
 
 def read_answers(row: Row) -> list[str]:
-    """The accepted answers of a row, from `answers` or `answer`, as [`load_task`] reads them; empty without any."""
+    """The accepted answers of a row, from `answers` or `answer`, as [`load_task`] reads them; empty
+    without any.
+    """
     if "answers" in row:
         return parse_answers(row["answers"])
     return list_answers(row.get("answer"))
@@ -70,7 +76,8 @@ def read_answers(row: Row) -> list[str]:
 def join_columns(rows: Iterable[Row], file_rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The rows of [`load_task`] with the other columns of their file.
 
-    Id, question and answers are those of [`load_task`]; of all other columns the file's own comes first.
+    Id, question and answers are those of [`load_task`]; of all other columns the file's own comes
+    first.
 
     Args:
         rows (`Iterable[Mapping]`): Rows that [`load_task`] has read from one file.

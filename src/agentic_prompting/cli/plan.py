@@ -1,4 +1,6 @@
-"""`agentic-prompting plan`: memory, largest batch, calls, dollars and hours of a run before anything is loaded."""
+"""`agentic-prompting plan`: memory, largest batch, calls, dollars and hours of a run before
+anything is loaded.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ class PlanOptions(RunConfiguration):
 
     @property
     def processes(self) -> int:
-        """`--gpus`, else the number in accelerate's file, else 1. The GPUs of this machine are not counted."""
+        """`--gpus`, else the number in accelerate's file, else 1.
+
+        The GPUs of this machine are not counted.
+        """
         if self.gpus is not None:
             return max(1, self.gpus)
         return super().processes if self.accelerate_config is not None else 1
@@ -57,8 +62,9 @@ SETTINGS = (PlanOptions,)  # the parser returns an object of each
 
 
 def plan(arguments: Sequence[str]) -> int:
-    """Say what a training run needs, before anything is loaded: memory by part and its peak, the largest batch and
-    context that fit, calls, tokens, dollars and hours. The run is that of --config, or one like that of --from.
+    """Say what a training run needs, before anything is loaded: memory by part and its peak, the
+    largest batch and context that fit, calls, tokens, dollars and hours. The run is that of
+    --config, or one like that of --from.
 
     Reads the model's config.json alone and runs the trainer's step on fake tensors; a GPU is not
     touched. An environment of your own is loaded for the prices of its workers, and asked nothing.
@@ -70,7 +76,8 @@ def plan(arguments: Sequence[str]) -> int:
         raise ValueError(f"--gpus {options.gpus}: training needs at least 1 GPU")
     if options.config is None and options.pilot is None:
         raise ValueError(
-            "name the run to plan: --config FILE, such as examples/configs/qwen3_4b.yaml, or --from RUN"
+            "name the run to plan: --config FILE, such as examples/configs/qwen3_4b.yaml, or "
+            "--from RUN"
         )
     refuse_options(options, ("run",), "a run to plan like is named with --from RUN")
     refuse_options(
@@ -82,7 +89,8 @@ def plan(arguments: Sequence[str]) -> int:
             "reference_client",
             "replay_cache",
         ),
-        "a plan asks no model, and takes the price from --environment-model or --environment-client",
+        "a plan asks no model, and takes the price from --environment-model or "
+        "--environment-client",
     )
     if options.max_steps is not None and options.max_steps < 1:
         raise ValueError(f"--max-steps {options.max_steps}: a run has at least 1 step")
@@ -90,9 +98,10 @@ def plan(arguments: Sequence[str]) -> int:
         check_options_file(file)
     if options.uses_cpu and options.gpus is None and options.accelerate_config is None:
         raise ValueError(
-            f"{options.config} has `use_cpu: true`, and a plan is for GPUs: its memory and hours would not be those of "
-            f"this run. For a CPU, `{options.command} --config {options.config} --max_steps 2` shows the seconds of a "
-            "step; for the same run on GPUs, say how many: --gpus 1"
+            f"{options.config} has `use_cpu: true`, and a plan is for GPUs: its memory and hours "
+            f"would not be those of this run. For a CPU, `{options.command} --config "
+            f"{options.config} --max_steps 2` shows the seconds of a step; for the same run on "
+            "GPUs, say how many: --gpus 1"
         )
     # Measure, then print memory and costs.
     with show_progress("measuring a step on fake tensors"):
@@ -120,7 +129,8 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
 
     Args:
         options (`PlanOptions`): The run.
-        max_wait (`float`, *optional*, defaults to `600.0`): Seconds after which measuring a step is given up.
+        max_wait (`float`, *optional*, defaults to `600.0`): Seconds after which measuring a step is
+            given up.
     """
     from ..llm.budget import find_price
     from ..planning import estimate_cost, plan as plan_memory
@@ -149,7 +159,8 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
 
     if options.uses_cpu:
         memory.notes.append(
-            f"{options.config} has use_cpu: true; this is the same run on GPUs, in bf16 if the file says nothing else"
+            f"{options.config} has use_cpu: true; this is the same run on GPUs, in bf16 if the "
+            "file says nothing else"
         )
 
     # Costs need the prices of the large LLM or of the workers, and say what is missing otherwise.

@@ -1,4 +1,6 @@
-"""`agentic-prompting refine`: a prompt repaired for each question while the answer is being written (ProRefine)."""
+"""`agentic-prompting refine`: a prompt repaired for each question while the answer is being written
+(ProRefine).
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,8 @@ class RefineModels(Recording, Spending):
     sandbox: bool = option("Scripted models and a puzzle: no key.", False)
 
     def connect_roles(self, stack: ExitStack) -> dict[str, ChatModel]:
-        """A client for each role; a role without a model of its own is played by the feedback model.
+        """A client for each role; a role without a model of its own is played by the feedback
+        model.
 
         Raises:
             `ValueError`: If a model is missing or given twice.
@@ -94,7 +97,8 @@ class RefineModels(Recording, Spending):
         # One task model, at an endpoint or on this machine, and a feedback model.
         if (self.task_model is None) == (self.local_model is None):
             raise ValueError(
-                "name the task model with either --task-model NAME or --local-model FOLDER (or try --sandbox)"
+                "name the task model with either --task-model NAME or --local-model FOLDER (or try "
+                "--sandbox)"
             )
         if self.feedback_model is None:
             raise ValueError(
@@ -132,7 +136,8 @@ class RefineModels(Recording, Spending):
         folder = Path(find_model(str(name)))
         if not (folder / "config.json").exists():
             raise ValueError(
-                f"{folder} holds no transformers model (no config.json); give the folder of a downloaded one"
+                f"{folder} holds no transformers model (no config.json); give the folder of a "
+                "downloaded one"
             )
         # Large packages are imported only once the folder is known to hold a model.
         from ..local import TransformersChat
@@ -147,13 +152,16 @@ class RefineOptions(RefineModels, Tracing):
     prompt: str = option("The prompt to begin with.", DEFAULT_PROMPT)
     query: str | None = option("The question, if there is only one.")
     input: Path | None = option(
-        "File of questions as JSON lines: texts, or objects with `question` (`answers`, `id`); or a table: .csv, .tsv, .xlsx, .parquet."
+        "File of questions as JSON lines: texts, or objects with `question` (`answers`, `id`); or "
+        "a table: .csv, .tsv, .xlsx, .parquet."
     )
     dataset: str | None = option(
-        "Your own rows, with accepted answers, as the other commands read them (.jsonl, .json, .csv, .tsv, .xlsx, .parquet)."
+        "Your own rows, with accepted answers, as the other commands read them (.jsonl, .json, "
+        ".csv, .tsv, .xlsx, .parquet)."
     )
     held_out: float | None = option(
-        "Share of the rows of --dataset for evaluation, such as 0.3: only these are refined, the same rows in every command."
+        "Share of the rows of --dataset for evaluation, such as 0.3: only these are refined, the "
+        "same rows in every command."
     )
     columns: str | None = option("Which column of a table is which: question=q,answers=a.")
     output: Path | None = option(
@@ -163,7 +171,8 @@ class RefineOptions(RefineModels, Tracing):
         "The judge of the first answer: a model, the labels, or none.", "verifier"
     )
     score: str = option(
-        f"How `answers` are compared: {', '.join(SCORES)}, or your own, module:name of score(answer, answers).",
+        f"How `answers` are compared: {', '.join(SCORES)}, or your own, module:name of "
+        "score(answer, answers).",
         "exact_match",
     )
     max_in_flight: int = option("Questions in flight at once.", 128)
@@ -295,7 +304,10 @@ def refine(arguments: Sequence[str]) -> int:
 
 
 def _read_rows(options: RefineOptions) -> list[Any]:
-    """The questions that the options name. Raises `ValueError` if they name none, or a line is not JSON."""
+    """The questions that the options name.
+
+    Raises `ValueError` if they name none, or a line is not JSON.
+    """
     sources = [options.query, options.input, options.dataset]
     if sum(source is not None for source in sources) != 1:
         raise ValueError(
@@ -321,7 +333,9 @@ def _load_dataset(options: RefineOptions) -> list[dict[str, Any]]:
 
 
 def _with_answers(row: Any) -> Any:
-    """A row with its accepted answers as a list, from `answers` or `answer`, as [`load_task`] reads them."""
+    """A row with its accepted answers as a list, from `answers` or `answer`, as [`load_task`] reads
+    them.
+    """
     if not isinstance(row, dict):
         return row
     answers = row.get("answers")
@@ -370,7 +384,9 @@ def _read_table(file: Path, columns: str | None) -> list[dict[str, Any]]:
 
 
 def _sandbox_rows(options: RefineOptions) -> list[Any]:
-    """The named questions, or else the first puzzle that the scripted model gets wrong under the prompt."""
+    """The named questions, or else the first puzzle that the scripted model gets wrong under the
+    prompt.
+    """
     from ..sandbox.puzzles import PuzzleSolver, make_puzzles, score_puzzle
 
     if any(source is not None for source in (options.query, options.input, options.dataset)):

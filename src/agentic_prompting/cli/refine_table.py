@@ -40,8 +40,8 @@ SETTINGS = (RefineTableOptions,)  # the parser returns an object of each
 def refine_table(arguments: Sequence[str]) -> None:
     """Refine, and print accuracy and iterations in the three verifier settings.
 
-    Each setting writes its results to a file of its own in `--output_dir`; a run that was stopped goes on when started
-    again.
+    Each setting writes its results to a file of its own in `--output_dir`; a run that was stopped
+    goes on when started again.
 
     Args:
         arguments (`Sequence[str]`): The command line.

@@ -1,4 +1,6 @@
-"""`agentic-prompting report`: one HTML page about what a run left behind, or several runs side by side."""
+"""`agentic-prompting report`: one HTML page about what a run left behind, or several runs side by
+side.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ app = Typer(add_completion=False, rich_markup_mode=None)
 
 
 def report(arguments: Sequence[str]) -> int:
-    """The sub-command. Its few options are Typer's: transformers' parser would take seconds to import."""
+    """The sub-command.
+
+    Its few options are Typer's: transformers' parser would take seconds to import.
+    """
     return app(args=arguments, prog_name="agentic-prompting report", standalone_mode=False)
 
 

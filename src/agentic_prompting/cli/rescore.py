@@ -35,9 +35,9 @@ SETTINGS = (RescoreOptions,)  # the parser returns an object of each
 def rescore(arguments: Sequence[str]) -> int:
     """Compute the rewards of a run's stored rollouts anew, by another reward function.
 
-    Nothing is generated. Prints the mean reward before and after, and their difference paired by rollout, with 95 %
-    intervals over questions, of training and of each evaluation. Writes RUN/rescored/NAME.jsonl, a line for each
-    rollout. A rollout that failed stays without a reward.
+    Nothing is generated. Prints the mean reward before and after, and their difference paired by
+    rollout, with 95 % intervals over questions, of training and of each evaluation. Writes
+    RUN/rescored/NAME.jsonl, a line for each rollout. A rollout that failed stays without a reward.
     """
     parser = OptionParser("rescore", SETTINGS, rescore.__doc__, words="RUN")
     options, words = parser.parse_with_words(arguments)

@@ -1,4 +1,6 @@
-"""A training run as `doctor` and `plan` read it: options of the command line, then those of its YAML file."""
+"""A training run as `doctor` and `plan` read it: options of the command line, then those of its
+YAML file.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,10 @@ class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
         return max(1, torch.cuda.device_count())
 
     def parse(self) -> tuple[Any, Any, Any]:
-        """The method's own arguments, the trainer's config and the model's. Raises `ValueError` for wrong options."""
+        """The method's own arguments, the trainer's config and the model's.
+
+        Raises `ValueError` for wrong options.
+        """
         from .train_program import METHODS
 
         arguments_class, config_class, model_class = METHODS[self.method]

@@ -26,8 +26,8 @@ class ServeOptions(AskedAgent):
     refine: bool = option("Serve ProRefine over the large LLM too, as `prorefine`.", False)
     name: str = option("What clients call the agent.", "agent")
     prefix_cache_mb: float | None = option(
-        "Memory for what was computed of open conversations, in MB; more is faster with many requests at once. By "
-        "default a quarter of the memory that is free beside the model."
+        "Memory for what was computed of open conversations, in MB; more is faster with many "
+        "requests at once. By default a quarter of the memory that is free beside the model."
     )
 
 

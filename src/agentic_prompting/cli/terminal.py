@@ -1,4 +1,6 @@
-"""Prints the output of the commands: texts of models without control characters, episodes, tables, and a progress display."""
+"""Prints the output of the commands: texts of models without control characters, episodes, tables,
+and a progress display.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def print_styled(text: str, style: str = "") -> None:
 
 
 def print_turn(turn: Turn) -> None:
-    """Print the thought, then the request or the answer; a malformed turn is printed as it was written."""
+    """Print the thought, then the request or the answer; a malformed turn is printed as it was
+    written.
+    """
     if turn.thought:
         print_styled(f"agent thinks   {turn.thought}", "dim")
     # The words before the text say what kind of turn it is.
@@ -85,7 +89,10 @@ def print_turns(rollout: Rollout) -> None:
 
 
 def print_table(rows: Sequence[Mapping[str, str]], title: str = "") -> None:
-    """Print rows with the same columns, without columns that hold nothing. In a pipe each row is one line."""
+    """Print rows with the same columns, without columns that hold nothing.
+
+    In a pipe each row is one line.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -114,7 +121,9 @@ def print_table(rows: Sequence[Mapping[str, str]], title: str = "") -> None:
 
 @contextmanager
 def show_progress(activity: str) -> Iterator[None]:
-    """Show on standard error what is going on: at once on a terminal, else on a line once it takes long."""
+    """Show on standard error what is going on: at once on a terminal, else on a line once it takes
+    long.
+    """
     from rich.console import Console
 
     # On standard error, apart from results.

@@ -1,8 +1,9 @@
 """`agentic-prompting train METHOD`: a training program, launched with accelerate.
 
-An option belongs in one of three places: that of one method in `train_prompt_r1.py`, `train_espl.py` or
-`train_agent.py`, that of all methods in `train_options.py`, and an argument of the trainer itself in
-`trainers/config.py`, from where it becomes an option by itself. `train_program.py` parses them and runs the training.
+An option belongs in one of three places: that of one method in `train_prompt_r1.py`,
+`train_espl.py` or `train_agent.py`, that of all methods in `train_options.py`, and an argument of
+the trainer itself in `trainers/config.py`, from where it becomes an option by itself.
+`train_program.py` parses them and runs the training.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from .launch import launch
 TRAIN_METHODS = {
     "prompt-r1": "Train a small LLM to prompt a large one (multi-turn GRPO).",
     "espl": "Train under a population of system prompts that evolves.",
-    "agent": "Train a model inside an agent program, such as codex; `train --harness codex ...` is the same.",
+    (
+        "agent"
+    ): "Train a model inside an agent program, such as codex; `train --harness codex ...` is the same.",
 }
 
 
@@ -42,7 +45,10 @@ def train(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--accelerate-config",
         type=Path,
-        help="Configuration file of accelerate launch. Default: your `accelerate config`, else every GPU, or the CPU.",
+        help=(
+            "Configuration file of accelerate launch. Default: your `accelerate config`, else "
+            "every GPU, or the CPU."
+        ),
     )
     options, program_words = parser.parse_known_args(words)
     # The help of the launcher, then that of the program.
@@ -57,12 +63,14 @@ def train(arguments: Sequence[str]) -> int:
     config = find_example(options.config)
     if config is not None and not config.is_file():
         raise ValueError(
-            f"{config} does not exist; --config takes a YAML file such as examples/configs/qwen3_4b.yaml"
+            f"{config} does not exist; --config takes a YAML file such as "
+            "examples/configs/qwen3_4b.yaml"
         )
     # Without a file or an option there is nothing to train.
     if config is None and not program_words:
         raise ValueError(
-            f"say what to train: agentic-prompting train {method} --config FILE; --help shows every option"
+            f"say what to train: agentic-prompting train {method} --config FILE; --help shows "
+            "every option"
         )
     if config is not None:
         program_words = ["--config", str(config), *program_words]

@@ -73,7 +73,8 @@ class AgentArguments(DataAndEnvironment):
             refuse_options(
                 self,
                 ("dialect", "ask"),
-                f"it is for --harness; {self.program} is asked the whole row in a dialect of its choice",
+                f"it is for --harness; {self.program} is asked the whole row in a dialect of its "
+                "choice",
             )
         self.check_rows()
         if self.dataset:
@@ -93,8 +94,8 @@ class AgentArguments(DataAndEnvironment):
             return self.add_file_columns(super().load(task, seed))
         if self.held_out is not None:
             raise ValueError(
-                f"--held-out splits by the question, and not every row of {self.dataset} has `question` and an "
-                "accepted answer: write the held-out tasks to a file of their own"
+                f"--held-out splits by the question, and not every row of {self.dataset} has "
+                "`question` and an accepted answer: write the held-out tasks to a file of their own"
             )
         return _sample(unlabelled_rows, self.task_rows, seed, "--task-rows")
 
@@ -184,8 +185,9 @@ class AgentArguments(DataAndEnvironment):
         """Raise `ValueError` for options that would have no effect on a program made in Python."""
         if workspace != Workspace():
             raise ValueError(
-                "--keep_failed, --source, --shows and --isolation are for a harness or a list of texts: "
-                f"{self.program} has a workspace of its own, CommandProgram(..., workspace=Workspace(...))"
+                "--keep_failed, --source, --shows and --isolation are for a harness or a list of "
+                f"texts: {self.program} has a workspace of its own, CommandProgram(..., "
+                "workspace=Workspace(...))"
             )
         if reward is not None:
             raise ValueError(

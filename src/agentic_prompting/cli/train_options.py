@@ -1,4 +1,6 @@
-"""The options that all training methods share: data, environment, reward, and the form of the agent."""
+"""The options that all training methods share: data, environment, reward, and the form of the
+agent.
+"""
 
 from __future__ import annotations
 
@@ -120,8 +122,8 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
         name = self.environment
         if name and name not in ENVIRONMENTS and ":" not in name:
             raise ValueError(
-                f"--environment must be one of {', '.join(ENVIRONMENTS)}, or module:name, got {name!r}"
-                f"{suggest(name, ENVIRONMENTS)}"
+                f"--environment must be one of {', '.join(ENVIRONMENTS)}, or module:name, got "
+                f"{name!r}{suggest(name, ENVIRONMENTS)}"
             )
         # There is only one environment, however it is given.
         if name and (self.tools or self.environment_factory):
@@ -130,7 +132,8 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
             )
         if self.has_own_environment and self.environment_model:
             raise ValueError(
-                "--environment_model is incompatible with an environment of your own: leave one of them out"
+                "--environment_model is incompatible with an environment of your own: leave one of "
+                "them out"
             )
         # Options that would have no effect are refused.
         if sandbox:
@@ -155,7 +158,10 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
     def build_environment(
         self, seed: int, stack: ExitStack, sandbox: bool = False
     ) -> dict[str, Any]:
-        """The trainer's `environment`, or `tools` and `environment_factory`. A client is closed with the stack."""
+        """The trainer's `environment`, or `tools` and `environment_factory`.
+
+        A client is closed with the stack.
+        """
         # Functions, or a class made per rollout, take the place of an environment.
         if self.tools or self.environment_factory:
             factory = None

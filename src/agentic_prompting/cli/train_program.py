@@ -1,9 +1,9 @@
-"""The program of a training run: `python -m agentic_prompting.cli.train_program prompt-r1 --config FILE`, or `espl`, or
-`agent`.
+"""The program of a training run: `python -m agentic_prompting.cli.train_program prompt-r1 --config
+FILE`, or `espl`, or `agent`.
 
-Every option of a method's arguments, of its trainer's config, and of TRL's `ModelConfig` can be in the YAML file or on
-the command line, where it wins. The same program trains in the sandbox on a laptop and on many GPUs;
-`agentic-prompting train` launches it with accelerate.
+Every option of a method's arguments, of its trainer's config, and of TRL's `ModelConfig` can be in
+the YAML file or on the command line, where it wins. The same program trains in the sandbox on a
+laptop and on many GPUs; `agentic-prompting train` launches it with accelerate.
 """
 
 from __future__ import annotations
@@ -161,7 +161,8 @@ def headroom_options(
 
 
 def parse_method_options(method: str, arguments: Sequence[str]) -> tuple[Any, Any, Any]:
-    """The method's own arguments, the trainer's config and the model's, from a command line and its `--config` file.
+    """The method's own arguments, the trainer's config and the model's, from a command line and its
+    `--config` file.
 
     Raises:
         `ValueError`: An option does not exist, or its value is wrong.
@@ -239,12 +240,13 @@ def loading_arguments(model: ModelConfig) -> dict[str, Any]:
 def run_training(trainer: Trainer) -> None:
     """Train, or go on from `args.resume_from_checkpoint`; Ctrl-C ends it with a checkpoint.
 
-    `--resume_from_checkpoint true` takes the newest checkpoint; without one, training starts from the beginning. The log of the run
-    is in the output folder afterwards, as `trainer_state.json`.
+    `--resume_from_checkpoint true` takes the newest checkpoint; without one, training starts from
+    the beginning. The log of the run is in the output folder afterwards, as `trainer_state.json`.
 
     Raises:
         `KeyboardInterrupt`: After Ctrl-C; with the option that resumes the run.
-        `SystemExit`: With status 1 and the reason, where training stopped because of the environment.
+        `SystemExit`: With status 1 and the reason, where training stopped because of the
+        environment.
     """
     try:
         trainer.train()

@@ -94,7 +94,8 @@ class PromptR1Arguments(DataAndEnvironment):
         has_gate = args.gate != PromptR1Config.gate
         if replaces_reward and (self.sandbox or self.real or has_gate):
             raise ValueError(
-                "--reward takes the place of the sandbox's reward and of --gate: leave the others out"
+                "--reward takes the place of the sandbox's reward and of --gate: leave the others "
+                "out"
             )
 
     def build_trainer(
@@ -168,7 +169,10 @@ class PromptR1Arguments(DataAndEnvironment):
         return trainer, report
 
     def prepare_library(self, folder: str | Path, model: str | None, seed: int) -> LibraryRun:
-        """The run with `--real`. The small model comes out of a package, unless another one is named."""
+        """The run with `--real`.
+
+        The small model comes out of a package, unless another one is named.
+        """
         try:
             return prepare_library(folder, model, seed, self.n_test, self.supervised_steps)
         except (ImportError, SmallModelMissing) as error:

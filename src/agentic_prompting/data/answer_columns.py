@@ -14,7 +14,8 @@ from ..llm.numbers import answer_text, is_missing, number_text, value_text
 def list_answers(value: object) -> list[str]:
     """Return the accepted answers of a column as a list of texts; missing ones are dropped.
 
-    A value that is not a list is the only answer. A text is never parsed: `"[1, 2]"` stays as it is.
+    A value that is not a list is the only answer. A text is never parsed: `"[1, 2]"` stays as it
+    is.
 
     Args:
         value (`str`, a number, or a list or array of these): The value of the column.

@@ -112,8 +112,8 @@ def load_task(
         # A named data set, from files or from the Hub.
         if Path(name).suffix and Path(name).is_file():
             raise ValueError(
-                f"{name} does not end as a file of rows does ({', '.join(FILE_READERS)}); a text with tabs "
-                "between its columns is a .tsv, in UTF-8"
+                f"{name} does not end as a file of rows does ({', '.join(FILE_READERS)}); a text "
+                "with tabs between its columns is a .tsv, in UTF-8"
             )
         if columns is not None:
             raise ValueError(

@@ -159,12 +159,13 @@ def _read_part(
     dropped = len(part.rows) - len(records)
     if dropped and not records:
         raise ValueError(
-            f"{name}: no row of {part.origin} has an accepted answer ({count_in_words(dropped, 'row')})"
+            f"{name}: no row of {part.origin} has an accepted answer "
+            f"({count_in_words(dropped, 'row')})"
         )
     if dropped:
         logger.warning(
-            f"{name}: dropped {count_in_words(dropped, 'row')} of {part.origin} without an accepted "
-            "answer"
+            f"{name}: dropped {count_in_words(dropped, 'row')} of {part.origin} without an "
+            "accepted answer"
         )
     return records
 

@@ -1,4 +1,7 @@
-"""A worker of a pool, whatever it is: a chat model, an environment, an agent or a tool. See [`Workers`]."""
+"""A worker of a pool, whatever it is: a chat model, an environment, an agent or a tool.
+
+See [`Workers`].
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ class WorkerReply:
 
     Args:
         text (`str`, *optional*, defaults to `""`): The text that the agent reads.
-        quotable_text (`str`, *optional*, defaults to `""`): The text that a reference hands on; empty if there is none.
+        quotable_text (`str`, *optional*, defaults to `""`): The text that a reference hands on;
+            empty if there is none.
         replies (`tuple[Reply, ...]`, *optional*): The model calls that it took.
         error ([`LLMError`], *optional*): Why there is no reply, if the worker failed.
     """
@@ -51,11 +55,14 @@ class Worker:
     """A member of a pool.
 
     Args:
-        model: Answers requests: a [`ChatModel`] or function of the messages, an [`Environment`] such as
-            [`SearchEnvironment`], a [`PromptAgent`], or with `takes="text"` a function of the request's text (a tool).
+        model: Answers requests: a [`ChatModel`] or function of the messages, an [`Environment`]
+            such as [`SearchEnvironment`], a [`PromptAgent`], or with `takes="text"` a function of
+            the request's text (a tool).
         description (`str`, *optional*): Its strengths, in one line that the agent reads.
-        usd (`float`, *optional*, defaults to `0.0`): Price of a call in US dollars, for models that state none.
-        takes (`str`, *optional*, defaults to `"messages"`): `messages` or `text`: the argument of a function.
+        usd (`float`, *optional*, defaults to `0.0`): Price of a call in US dollars, for models that
+            state none.
+        takes (`str`, *optional*, defaults to `"messages"`): `messages` or `text`: the argument of a
+            function.
 
     Raises:
         `TypeError`: If the model is none of these.
@@ -107,8 +114,9 @@ class Worker:
 
     @property
     def substitutes_references(self) -> bool:
-        """Whether references are replaced by the replies they mean, instead of being quoted in front of the request: a
-        tool or a search engine cannot read a quotation."""
+        """Whether references are replaced by the replies they mean, instead of being quoted in
+        front of the request: a tool or a search engine cannot read a quotation.
+        """
         return self.takes == "text" or isinstance(self.model, SearchEnvironment)
 
     async def answer(
@@ -118,7 +126,8 @@ class Worker:
 
         Args:
             text (`str`): The request.
-            seed (`int`): Identifies this call for replay; two equal calls of an episode are two samples.
+            seed (`int`): Identifies this call for replay; two equal calls of an episode are two
+                samples.
             rollout ([`Rollout`]): The conductor's episode.
             session (`str`): Calls with the same session belong together.
             send_once (`Callable`, *optional*): Shares replies among the rollouts of a step.
@@ -176,7 +185,9 @@ class Worker:
     def _reply(
         self, text: str, replies: Sequence[Reply] = (), error: LLMError | None = None
     ) -> WorkerReply:
-        """The outcome of the worker's work: at least one [`Reply`], with the price of the call in the last one."""
+        """The outcome of the worker's work: at least one [`Reply`], with the price of the call in
+        the last one.
+        """
         # Work without a model call counts as one reply.
         *others, last = replies or [Reply(text, error=error)]
         if error is not None:

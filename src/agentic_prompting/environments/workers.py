@@ -1,9 +1,11 @@
-"""The environment of a conductor: an agent that leads several workers and hands replies on by reference.
+"""The environment of a conductor: an agent that leads several workers and hands replies on by
+reference.
 
-A turn makes one or several calls, each to a worker by its name. Replies are numbered through the episode in the order
-of the calls. Every `#n` in a request refers to reply n: its whole text is handed to the worker, so that the agent does
-not have to type it again. The calls of a turn run concurrently; a call that refers to an earlier one of its turn waits
-for it. References point backwards, so no plan can have a cycle.
+A turn makes one or several calls, each to a worker by its name. Replies are numbered through the
+episode in the order of the calls. Every `#n` in a request refers to reply n: its whole text is
+handed to the worker, so that the agent does not have to type it again. The calls of a turn run
+concurrently; a call that refers to an earlier one of its turn waits for it. References point
+backwards, so no plan can have a cycle.
 """
 
 from __future__ import annotations
@@ -83,26 +85,30 @@ class Workers(Environment):
     """A pool of workers with different strengths, which the agent leads.
 
     Args:
-        pool (`Mapping[str, Worker]`): The workers by name; a model alone is a [`Worker`] without description.
-        sizes (`Sequence[int]`, *optional*): How many workers an episode has; drawn from the list for each group. All of
-            them by default. The column `pool` of a row, a list of names, decides its members instead.
-        names (`Sequence[str]`, *optional*): Anonymous names, drawn for each group, so that the agent reads descriptions
-            instead of learning names. By default the names of `pool`.
-        unavailable (`str`, *optional*, defaults to `"failed"`): `failed`: a call that fails ends its rollout, which
-            gets no reward. `visible`: the agent reads "unavailable" and may go on. A spent budget and a rejected key
-            end the rollout in any case.
-        max_calls (`int`, *optional*, defaults to `4`): Calls in one turn. Further ones are reported to
-            the agent.
-        max_reply_chars (`int`, *optional*, defaults to `2048`): The agent reads the first characters of a longer reply,
-            with a mark at the end. A reference hands on all of it.
-        share_replies (`bool`, *optional*, defaults to `False`): Whether identical requests to a worker in one training
-            step are sent, and paid for, once. For chat models at temperature 0.
-        grammar ([`CallGrammar`], *optional*): Defaults to [`AskGrammar`]. With `interop.ToolGrammar()` the agent makes
-            native calls of one tool, `ask(worker, request)`.
+        pool (`Mapping[str, Worker]`): The workers by name; a model alone is a [`Worker`] without
+            description.
+        sizes (`Sequence[int]`, *optional*): How many workers an episode has; drawn from the list
+            for each group. All of them by default. The column `pool` of a row, a list of names,
+            decides its members instead.
+        names (`Sequence[str]`, *optional*): Anonymous names, drawn for each group, so that the
+            agent reads descriptions instead of learning names. By default the names of `pool`.
+        unavailable (`str`, *optional*, defaults to `"failed"`): `failed`: a call that fails ends
+            its rollout, which gets no reward. `visible`: the agent reads "unavailable" and may go
+            on. A spent budget and a rejected key end the rollout in any case.
+        max_calls (`int`, *optional*, defaults to `4`): Calls in one turn. Further ones are reported
+            to the agent.
+        max_reply_chars (`int`, *optional*, defaults to `2048`): The agent reads the first
+            characters of a longer reply, with a mark at the end. A reference hands on all of it.
+        share_replies (`bool`, *optional*, defaults to `False`): Whether identical requests to a
+            worker in one training step are sent, and paid for, once. For chat models at temperature
+            0.
+        grammar ([`CallGrammar`], *optional*): Defaults to [`AskGrammar`]. With
+            `interop.ToolGrammar()` the agent makes native calls of one tool, `ask(worker,
+            request)`.
 
     Raises:
-        `ValueError`: If the pool is empty, anonymous workers lack a description, there are fewer names than workers, or
-            another option has a wrong value.
+        `ValueError`: If the pool is empty, anonymous workers lack a description, there are fewer
+            names than workers, or another option has a wrong value.
 
     Example:
 
@@ -174,12 +180,13 @@ class Workers(Environment):
             if undescribed:
                 raise ValueError(f"anonymous workers need a description: {', '.join(undescribed)}")
 
-    # --- the pool of an episode ----------------------------------------------------------------------------------
+    # --- the pool of an episode -------------------------------------------------------------------
 
     def draw_members(self, row: Mapping[str, Any]) -> dict[str, str]:
         """The members of an episode: for each name that the agent reads, the name in the pool.
 
-        Drawn from the row's `reset_seed`, so that the rollouts of a group have the same members: GRPO compares them.
+        Drawn from the row's `reset_seed`, so that the rollouts of a group have the same members:
+        GRPO compares them.
         """
         generator = random.Random(rollout_seed("workers", row.get(RESET_SEED) or 0))
         # Take the members that the row names, or draw some. Their order is random.
@@ -199,7 +206,9 @@ class Workers(Environment):
         return dict(zip(shown_names, members, strict=True))
 
     def describe(self, members_by_shown_name: Mapping[str, str], row: Mapping[str, Any]) -> str:
-        """The text in front of the question: the workers with their descriptions, and the row's budget."""
+        """The text in front of the question: the workers with their descriptions, and the row's
+        budget.
+        """
         lines = ["Workers:"]
         for shown_name, member in members_by_shown_name.items():
             description = self.pool[member].description
@@ -225,7 +234,7 @@ class Workers(Environment):
             prompt = [*earlier, {**last, "content": f"{description}\n\n{last['content']}"}]
         return {**row, "workers": members_by_shown_name, "prompt": prompt}
 
-    # --- a turn --------------------------------------------------------------------------------------------------
+    # --- a turn -----------------------------------------------------------------------------------
 
     def list_asked(self, rollout: Rollout) -> list[str]:
         """The workers that the last turn asks, by their names in the pool, in order."""
@@ -242,7 +251,8 @@ class Workers(Environment):
         """Make the calls of the last turn."""
         started = time.perf_counter()
         calls = self.grammar.read_calls(rollout.turns[-1].text, self._tools)
-        # Every worker of the episode is counted, so that means over rollouts include those that were not called.
+        # Every worker of the episode is counted, so that means over rollouts include those that
+        # were not called.
         for member in rollout.row["workers"].values():
             rollout.counts.setdefault(f"workers/{member}", 0.0)
             rollout.counts.setdefault(f"workers_usd/{member}", 0.0)
@@ -255,7 +265,8 @@ class Workers(Environment):
                 return await tasks[number]
             return WorkerReply(quotable_text=earlier_texts[number - 1])
 
-        # Start all calls. References point backwards, so the calls that a call waits for have started.
+        # Start all calls. References point backwards, so the calls that a call waits for have
+        # started.
         for number, call in enumerate(calls, start=len(earlier_texts) + 1):
             is_excess = len(tasks) >= self.max_calls
             answer_call = self._answer_call(call, number, is_excess, find_reply, rollout)
@@ -318,7 +329,8 @@ class Workers(Environment):
         rollout.counts[f"workers/{member}"] += 1
         reply = await worker.answer(
             text,
-            # A worker has no history: without the number, two equal calls would be one recorded sample.
+            # A worker has no history: without the number, two equal calls would be one recorded
+            # sample.
             seed=rollout_seed(rollout.seed, number),
             rollout=rollout,
             session=f"{rollout.seed}.{member}",
@@ -330,7 +342,9 @@ class Workers(Environment):
         return reply if reply.error is None else replace(reply, text=_UNAVAILABLE)
 
     def _make_sender(self, member: str, batch: str) -> SendOnce | None:
-        """A sender that shares the replies to identical requests to a worker in a batch; `None` if none are shared."""
+        """A sender that shares the replies to identical requests to a worker in a batch; `None` if
+        none are shared.
+        """
         if not self.share_replies or not batch:
             return None
         repeat = rollout_seed(batch, member)
@@ -346,12 +360,13 @@ class Workers(Environment):
             return text
         return text[: self.max_reply_chars - len(CUT_MARK)] + CUT_MARK
 
-    # --- a run ---------------------------------------------------------------------------------------------------
+    # --- a run ------------------------------------------------------------------------------------
 
     @property
     def chat_models(self) -> dict[str, Any]:
-        """The workers that are chat models, by name: `headroom(rows, pool=environment.chat_models)` measures each alone
-        and the choice of an oracle."""
+        """The workers that are chat models, by name: `headroom(rows, pool=environment.chat_models)`
+        measures each alone and the choice of an oracle.
+        """
         return {name: worker.model for name, worker in self.pool.items() if worker.is_chat}
 
     @property
@@ -386,7 +401,10 @@ class Workers(Environment):
 
 
 def costs_by_worker(rollout: Rollout) -> dict[str, dict[str, float]]:
-    """`calls` and `cost_usd` of each worker of an episode, by its name in the pool. Empty for other episodes."""
+    """`calls` and `cost_usd` of each worker of an episode, by its name in the pool.
+
+    Empty for other episodes.
+    """
     costs = {}
     # The counts are named `workers/MEMBER` and `workers_usd/MEMBER`.
     for name, calls in rollout.counts.items():
@@ -398,7 +416,10 @@ def costs_by_worker(rollout: Rollout) -> dict[str, dict[str, float]]:
 
 
 class _Unresolved(Exception):
-    """A request refers to a reply that cannot be had. `reply` says why, in place of the worker's reply."""
+    """A request refers to a reply that cannot be had.
+
+    `reply` says why, in place of the worker's reply.
+    """
 
     def __init__(self, reply: WorkerReply):
         super().__init__(reply.text)
@@ -408,7 +429,8 @@ class _Unresolved(Exception):
 async def _resolve_references(
     request: str, number: int, find_reply: Callable[[int], Awaitable[WorkerReply]]
 ) -> dict[int, str]:
-    """Wait for the replies that the request of call `number` refers to; return them by their numbers.
+    """Wait for the replies that the request of call `number` refers to; return them by their
+    numbers.
 
     Raises:
         `_Unresolved`: One of them failed, or does not exist.
@@ -429,7 +451,9 @@ async def _resolve_references(
 def _build_request(
     request: str, references: Mapping[int, str], substitutes_references: bool
 ) -> str | None:
-    """A request with the replies that it refers to, in their places or in front of it; `None` if it is too long."""
+    """A request with the replies that it refers to, in their places or in front of it; `None` if it
+    is too long.
+    """
     handed_on = list(references.values())
     if substitutes_references:
         handed_on = [references[int(number)] for number in _REFERENCE.findall(request)]
@@ -444,7 +468,8 @@ def _build_request(
 def quote(references: Mapping[int, str], request: str) -> str:
     """A request with the replies that it refers to in front of it.
 
-    Every line of a reply but its first is indented, so that none can pose as another reply or as the request.
+    Every line of a reply but its first is indented, so that none can pose as another reply or as
+    the request.
     """
     if not references:
         return request

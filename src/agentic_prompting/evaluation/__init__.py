@@ -1,4 +1,5 @@
-"""Evaluation: metrics, systems to compare, `evaluate_agent`, which asks them, and intervals for all numbers.
+"""Evaluation: metrics, systems to compare, `evaluate_agent`, which asks them, and intervals for all
+numbers.
 
 The papers' tables, and the optimisers that they compare with, are reproduced with it in
 `benchmarks/paper_tables/`.

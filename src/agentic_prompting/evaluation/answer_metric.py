@@ -38,7 +38,9 @@ class AnswerMetric(evaluate.Metric):
         return evaluate.MetricInfo(
             description=type(self).__doc__ or "",
             citation="",
-            inputs_description="predictions: answers; references: the accepted answers of each, a list of texts.",
+            inputs_description=(
+                "predictions: answers; references: the accepted answers of each, a list of texts."
+            ),
             # A prediction is compared with a list of accepted answers.
             features=datasets.Features(
                 {

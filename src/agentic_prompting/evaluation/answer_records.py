@@ -1,4 +1,6 @@
-"""Records of answers: one JSON line for each answer of a system, which can be scored without its task."""
+"""Records of answers: one JSON line for each answer of a system, which can be scored without its
+task.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The gain of an evolved prompt: the best prompt against the first one on the same held-out questions."""
+"""The gain of an evolved prompt: the best prompt against the first one on the same held-out
+questions.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from .intervals import PairedDifference, paired_difference
 
 
 def measure_held_out_gain(first: Member, best: Member) -> PairedDifference | None:
-    """Return the paired difference of two prompts' mean rewards on held-out questions, best - first.
+    """Return the paired difference of two prompts' mean rewards on held-out questions, best -
+    first.
 
     Args:
         first ([`Member`]), best ([`Member`]): The prompts that a run began and ended with.
@@ -39,9 +42,9 @@ def describe_held_out_gain(first: Member, best: Member) -> str:
         return "no gain was shown: the best prompt is still the first one"
     difference = paired.difference
     text = (
-        f"difference, paired: {difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}] "
-        f"over {count_in_words(difference.n, 'question')}, {paired.wins} better, {paired.losses} "
-        f"worse, {paired.ties} the same"
+        f"difference, paired: {difference.mean:+.3f} [{difference.low:+.3f}, "
+        f"{difference.high:+.3f}] over {count_in_words(difference.n, 'question')}, {paired.wins} "
+        f"better, {paired.losses} worse, {paired.ties} the same"
     )
     if difference.high < 0:
         return f"{text}; the best prompt by rating is worse than the first one"

@@ -110,13 +110,15 @@ def _call_metric(
     """The scores of all answers.
 
     Raises:
-        `ValueError`: A metric that is a function raises an error, or does not return a value for each answer.
+        `ValueError`: A metric that is a function raises an error, or does not return a value for
+        each answer.
     """
     if isinstance(metric, EvaluateScore):
         return metric(texts, accepted)
     form = (
-        "a metric is a function of all answers (a list of texts) and of the accepted answers of each (a list of lists), "
-        "and returns a number for each; `agentic_prompting.evaluation.metrics.each` makes one of a function of one answer"
+        "a metric is a function of all answers (a list of texts) and of the accepted answers of "
+        "each (a list of lists), and returns a number for each; "
+        "`agentic_prompting.evaluation.metrics.each` makes one of a function of one answer"
     )
     try:
         values = list(metric(texts, accepted))

@@ -44,7 +44,8 @@ class Answer:
             payment.
         tokens (`int`): Tokens read and written, those of replayed calls included.
         cost_usd (`float`): What was paid.
-        worth_usd (`float`, *optional*): The cost if no call had been replayed. Defaults to `cost_usd`.
+        worth_usd (`float`, *optional*): The cost if no call had been replayed. Defaults to
+            `cost_usd`.
         seconds (`float`): Time from question to answer.
         trajectory (*optional*): How the answer was found, JSON-able.
     """

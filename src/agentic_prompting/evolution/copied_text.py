@@ -72,7 +72,9 @@ def find_copied_problem(
 
 
 def _copied_share(lines: Sequence[Sequence[str]], runs: set[Run]) -> float:
-    """Return the larger share: of the problem's runs in all lines, or of a line's runs in the problem."""
+    """Return the larger share: of the problem's runs in all lines, or of a line's runs in the
+    problem.
+    """
     length = len(next(iter(runs)))
     copied_runs: set[Run] = set()
     largest = 0.0

@@ -1,4 +1,6 @@
-"""E-SPL's evolutionary tree (Figure 3): parents, ratings, positions in the picture, and the picture."""
+"""E-SPL's evolutionary tree (Figure 3): parents, ratings, positions in the picture, and the
+picture.
+"""
 
 from __future__ import annotations
 

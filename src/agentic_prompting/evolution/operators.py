@@ -47,8 +47,10 @@ MAX_ATTEMPT_CHARS = 20_000
 
 # Limits of an operator's part of the journal, whose lines stay below about 100 KB.
 MAX_CHARS = 600
-"""Characters of each text: question, answer, summary, edit, reason. Longer texts lose their
-middle."""
+"""Characters of each text: question, answer, summary, edit, reason.
+
+Longer texts lose their middle.
+"""
 MAX_PROBLEMS = 20
 MAX_REFLECTIONS = 8
 """Summaries per problem."""
@@ -124,12 +126,12 @@ class Outcome:
         child ([`SystemPrompt`], *optional*): With parents and operator, without id: for
             [`Population.add`].
         reason (`str`): `child`; `no_evidence` and `too_few_winners`: no problem was worth
-            reflecting on, and no call was made; `no_change`: the reference LLM answered that nothing
-            is to be changed (an empty list of edits, or the same instructions again), which is no
-            failure; `call_failed`, `unreadable`, `unchanged`, `known`, `copied`: the operator
-            failed. `unchanged`: every edit was refused, or they cancel. `known`: the child says
-            the same as a prompt of the population; set when it would join. `copied`: the child
-            repeats a training problem.
+            reflecting on, and no call was made; `no_change`: the reference LLM answered that
+            nothing is to be changed (an empty list of edits, or the same instructions again), which
+            is no failure; `call_failed`, `unreadable`, `unchanged`, `known`, `copied`: the operator
+            failed. `unchanged`: every edit was refused, or they cancel. `known`: the child says the
+            same as a prompt of the population; set when it would join. `copied`: the child repeats
+            a training problem.
         counts (`Counter[str]`): `calls`, `failed_calls`; `proposed` (edits of the critiques that
             fit), `applied` (edits of the final plan), `refused/<why>` of both, `unread/<why>`.
         usage ([`Usage`]): The usage of all calls.
@@ -514,10 +516,12 @@ def refuse_copy(
     problems: Sequence[ProblemResult],
     max_copied_share: float,
 ) -> Outcome:
-    """Mark how much of a training problem the child of an outcome copies, and drop it above a limit.
+    """Mark how much of a training problem the child of an outcome copies, and drop it above a
+    limit.
 
     Args:
-        outcome ([`Outcome`]): The outcome of a mutation or crossover; changed in place and returned.
+        outcome ([`Outcome`]): The outcome of a mutation or crossover; changed in place and
+            returned.
         parents (`Iterable[SystemPrompt]`): The prompts that the operator saw.
         problems (`Sequence[ProblemResult]`): The problems that it saw.
         max_copied_share (`float`): See [`ESPLSettings`].

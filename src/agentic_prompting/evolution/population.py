@@ -80,8 +80,8 @@ def rate(
         tie_tolerance (`float`, *optional*, defaults to `0.01`): See [`ranks`].
 
     Returns:
-        `list[Rating]`: In the same order. Fewer than two prompts are not a comparison: their ratings
-            stay.
+        `list[Rating]`: In the same order. Fewer than two prompts are not a comparison: their
+            ratings stay.
 
     Raises:
         `ValueError`: The lengths differ, a score is not finite, or the tolerance is negative.
@@ -255,8 +255,8 @@ class Population:
         window (`int`, *optional*, defaults to `10`): K: only the K newest prompts are selected
             (A.5).
         rule (`str` or `Callable`, *optional*, defaults to `"top_plus_random"`): Selects the prompts
-            of a batch: a name of `SELECTION_RULES`, or a function of the members of the window (oldest
-            first), k and a `random.Random` that returns k positions.
+            of a batch: a name of `SELECTION_RULES`, or a function of the members of the window
+            (oldest first), k and a `random.Random` that returns k positions.
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3, also for
             `best("conservative")`.
         temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, for `softmax`.

@@ -220,8 +220,8 @@ class PopulationEvolution:
             `list[SystemPrompt | None]`: Per outcome the child with its id, or `None`.
 
         Raises:
-            [`LLMError`]: A call of the reflector failed with a fatal error (its budget is spent, its
-                key rejected). Nothing has changed: the task stays pending, so a resumed run
+            [`LLMError`]: A call of the reflector failed with a fatal error (its budget is spent,
+                its key rejected). Nothing has changed: the task stays pending, so a resumed run
                 reflects on it again.
         """
         for outcome in outcomes:

@@ -106,8 +106,10 @@ SELECTION_RULES: dict[str, Callable[..., list[int]]] = {
     "softmax": softmax,
     "uniform": uniform,
 }
-"""The shipped rules by name. Each is a [`SelectionRule`] that takes λ and T of eq 3, too:
-[`selection_rule`] sets them."""
+"""The shipped rules by name.
+
+Each is a [`SelectionRule`] that takes λ and T of eq 3, too: [`selection_rule`] sets them.
+"""
 
 
 def selection_rule(
@@ -141,7 +143,8 @@ def selection_rule(
     # A shipped rule, with its parameters.
     if rule not in SELECTION_RULES:
         raise ValueError(
-            f"no selection rule {rule!r}: choose one of {', '.join(SELECTION_RULES)}, or pass a function"
+            f"no selection rule {rule!r}: choose one of {', '.join(SELECTION_RULES)}, or pass a "
+            "function"
         )
     # A single draw by this rule is always the top prompt.
     if independent and rule == "top_plus_random":

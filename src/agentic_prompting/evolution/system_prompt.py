@@ -128,8 +128,8 @@ class SystemPrompt:
         marks = list(_MARK.finditer(text))
         if not marks:
             raise ValueError(
-                f"no principle found in {text[:80]!r}: begin each with [G0]. [G1]. ... on a line of "
-                "its own; for a preamble without principles yet use SystemPrompt(text, ()), for "
+                f"no principle found in {text[:80]!r}: begin each with [G0]. [G1]. ... on a line "
+                "of its own; for a preamble without principles yet use SystemPrompt(text, ()), for "
                 "free text SystemPrompt(text)"
             )
 
@@ -258,8 +258,8 @@ class EditReport:
         refused (`list[tuple[Edit, str]]`): With the reason, one of: `not_allowed` (this operation
             is not asked for here, or is not for this kind of prompt), `too_many`, `unknown_id`,
             `merged` and `removed` (the principle is gone), `empty`, `too_long`, `duplicate` (a
-            principle or the preamble says so), `unchanged`, `too_few_ids` and `too_many_ids`, and for free text
-            `not_found` and `ambiguous`.
+            principle or the preamble says so), `unchanged`, `too_few_ids` and `too_many_ids`, and
+            for free text `not_found` and `ambiguous`.
     """
 
     applied: list[Edit] = field(default_factory=list)

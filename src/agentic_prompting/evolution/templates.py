@@ -3,8 +3,10 @@
 Each template begins with a line `Task: ...` that tells them apart. Variables, all filled in at once
 by [`fill`], so braces in a problem or an attempt do no harm:
 
-- `{prompt}` (str): the system prompt's text; `{question}`, `{truth}` (str): a problem and its accepted answer;
-- `{attempt}`, `{reward}` (str): one rollout and its reward; `{principle}` (str): one principle with its id;
+- `{prompt}` (str): the system prompt's text; `{question}`, `{truth}` (str): a problem and its
+  accepted answer;
+- `{attempt}`, `{reward}` (str): one rollout and its reward; `{principle}` (str): one principle with
+  its id;
 - `{summaries}`, `{proposals}`, `{sets}` (str): made by [`render_summaries`], [`render_proposals`]
   and [`render_sets`];
 - `{max_ops}`, `{max_words}` (int): the limits that are enforced when the edits are applied;

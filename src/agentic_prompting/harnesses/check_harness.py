@@ -1,4 +1,6 @@
-"""[`check_harness`]: one task in the real program of a harness, with a script in place of the policy."""
+"""[`check_harness`]: one task in the real program of a harness, with a script in place of the
+policy.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from .workspace import Workspace
 TASK = "Create a file hello.txt that contains the word hi, then read it back and say done"
 ROW = {"question": TASK, "answer": "a word that no prompt may hold: SECRET42"}
 
-# Added to the task: tools for files want absolute paths, and an unconfined rollout has its own folder.
+# Added to the task: tools for files want absolute paths, and an unconfined rollout has its own
+# folder.
 _WORK_FOLDER_SUFFIX = " (work folder: `{work}`)"
 _CONFINED_WORK_FOLDER = "/tmp/agent/work"
 
@@ -48,7 +51,8 @@ def check_harness(
         isolation (`"bwrap"` or `"none"`, *optional*, defaults to `"bwrap"`): As for [`Workspace`].
 
     Returns:
-        `dict`: Observations by name: calls, their roles, token sequences, seconds, names that it looked up.
+        `dict`: Observations by name: calls, their roles, token sequences, seconds, names that it
+        looked up.
 
     Raises:
         [`LLMError`]: The harness is not installed, or cannot be isolated.
@@ -112,7 +116,8 @@ def play_scripted(
 
 
 class ScriptedAgent:
-    """Writes the file, reads it, says done, with whatever tools it is offered; a title where there are none.
+    """Writes the file, reads it, says done, with whatever tools it is offered; a title where there
+    are none.
 
     Args:
         chat_format ([`ChatFormat`]): How conversations are written.
@@ -145,7 +150,8 @@ class ScriptedAgent:
         if not tools:
             return "Hello file task"
 
-        # The number of results says which step comes next. The last one submits, where that is asked for.
+        # The number of results says which step comes next. The last one submits, where that is
+        # asked for.
         commands = [*_STEPS]
         if _SUBMIT_MARK in prompt:
             commands.append(_SUBMIT_COMMAND)

@@ -34,19 +34,23 @@ class CommandProgram(AgentProgram):
     """A command as an environment: it calls the address in its environment, and the policy answers.
 
     Args:
-        command (`list[str]`, `str` or [`Harness`]): Program and arguments. `OPENAI_BASE_URL` and `OPENAI_API_KEY` are in
-            its environment (Anthropic's and Google's variables, too), `{question}` in an argument is that column of the
-            row, `AGENTIC_PROMPTING_ROW` names a file of JSON with it, and the last line of its output is its answer: a
-            text, or a JSON object with a text `answer` and other fields. Its reward is never in its output, which the
-            policy may have written. Or the settings of a command-line agent, as [`get_harness`] returns them.
-        workspace ([`Workspace`], *optional*): Where the command runs, and what it may use: by default a fresh home and
-            work folder for each rollout, confined with bubblewrap.
-        reward (`Callable`, *optional*): `reward(rollout, folder)` of each episode that did not fail, while its work
-            folder is still there; the reward that the program returns. Plain or `async`.
+        command (`list[str]`, `str` or [`Harness`]): Program and arguments. `OPENAI_BASE_URL` and
+            `OPENAI_API_KEY` are in its environment (Anthropic's and Google's variables, too),
+            `{question}` in an argument is that column of the row, `AGENTIC_PROMPTING_ROW` names a
+            file of JSON with it, and the last line of its output is its answer: a text, or a JSON
+            object with a text `answer` and other fields. Its reward is never in its output, which
+            the policy may have written. Or the settings of a command-line agent, as [`get_harness`]
+            returns them.
+        workspace ([`Workspace`], *optional*): Where the command runs, and what it may use: by
+            default a fresh home and work folder for each rollout, confined with bubblewrap.
+        reward (`Callable`, *optional*): `reward(rollout, folder)` of each episode that did not
+            fail, while its work folder is still there; the reward that the program returns. Plain
+            or `async`.
         hidden (`Sequence[str]`, *optional*): Columns of the row that the command does not see.
-        mistakes (`tuple`, *optional*): Exit codes, and exceptions, for which the policy is to blame: the rollout is
-            `malformed` and learns. Every other one fails the rollout.
-        **options: The other options of [`AgentProgram`]: `llms`, `trains`, the limits and the address.
+        mistakes (`tuple`, *optional*): Exit codes, and exceptions, for which the policy is to
+            blame: the rollout is `malformed` and learns. Every other one fails the rollout.
+        **options: The other options of [`AgentProgram`]: `llms`, `trains`, the limits and the
+            address.
 
     Raises:
         `TypeError`: The command is empty, or not a list of texts.
@@ -85,7 +89,10 @@ class CommandProgram(AgentProgram):
 
     @property
     def returns_reward(self) -> bool:
-        """Whether there is a reward function. A command's output has no reward: the policy may have written it."""
+        """Whether there is a reward function.
+
+        A command's output has no reward: the policy may have written it.
+        """
         return self.reward_function is not None
 
     def check(self) -> None:
@@ -99,7 +106,9 @@ class CommandProgram(AgentProgram):
         super().check()
 
     def keep_private(self, paths: Sequence[str]) -> None:
-        """Hide files and folders from the command, even if they lie in a folder that its workspace shows."""
+        """Hide files and folders from the command, even if they lie in a folder that its workspace
+        shows.
+        """
         self.private_paths += map(os.path.abspath, paths)
 
     def hide_columns(self, columns: Mapping[str, str]) -> None:
@@ -194,7 +203,9 @@ class CommandRun(AgentRun):
         return {**output, "reward": None}
 
     def _build_placeholders(self, request: RunRequest) -> dict[str, Any]:
-        """Return the placeholders of a command's arguments and settings: `{base_url}`, `{api_key}`, ..."""
+        """Return the placeholders of a command's arguments and settings: `{base_url}`, `{api_key}`,
+        ...
+        """
         # In a network of its own, the command reaches the gateway at another address.
         base_url = self.rollout_workspace.base_url(request.api_key) or request.base_url
         window = request.limits.max_context or _DEFAULT_WINDOW
@@ -215,7 +226,8 @@ class CommandRun(AgentRun):
         return placeholders
 
     def is_policy_to_blame(self, failure: LLMError, session: Session) -> bool:
-        """Whether the exit code is listed as a mistake, or a harness gave up because of its last reply.
+        """Whether the exit code is listed as a mistake, or a harness gave up because of its last
+        reply.
 
         Some harnesses exit with an error if a reply is empty or cut off.
         """
@@ -232,7 +244,9 @@ class CommandRun(AgentRun):
         return is_empty or not last_call.sample.finished
 
     async def finish(self, rollout: Rollout, session: Session) -> None:
-        """Compare the calls with the harness's own record of them, if it keeps one, and add the reward."""
+        """Compare the calls with the harness's own record of them, if it keeps one, and add the
+        reward.
+        """
         if self.harness is not None and self.harness.trace:
             await self._count_differences(rollout, session, self.harness)
 

@@ -132,8 +132,8 @@ def make_safe_to_read(folder: Path) -> bool:
     """Make everything below a folder readable, and free of links that lead out.
 
     Removed are links that lead elsewhere, what is neither file nor folder (a pipe would block a
-    reader), and folders that are too deep. Files lose the setuid bit, with which they would run with
-    the rights of their owner.
+    reader), and folders that are too deep. Files lose the setuid bit, with which they would run
+    with the rights of their owner.
 
     Returns:
         `bool`: `False` if some folder was too deep to inspect; it has been removed.

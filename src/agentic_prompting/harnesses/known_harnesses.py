@@ -15,7 +15,8 @@ def get_harness(name: str, dialect: str = "", task: str = "{question}", **change
     Args:
         name (`str`): `codex`, `claude-code`, `opencode`, `pi`, `qwen-code`, `gemini-cli` or
             `mini-swe-agent`.
-        dialect (`str`, *optional*): `chat`, `responses`, `messages` or `google`, where it speaks several.
+        dialect (`str`, *optional*): `chat`, `responses`, `messages` or `google`, where it speaks
+            several.
         task (`str`, *optional*, defaults to `"{question}"`): Its task, as a template over the row.
         **changes: Other fields of [`Harness`].
 
@@ -209,7 +210,9 @@ _KNOWN = (
             "OPENAI_API_KEY": "{api_key}",
             "OPENAI_BASE_URL": "{url}",
             "OPENAI_MODEL": "{model}",
-            "QWEN_CODE_NO_RELAUNCH": "true",  # else it starts itself anew for a larger heap: seconds
+            (
+                "QWEN_CODE_NO_RELAUNCH"
+            ): "true",  # else it starts itself anew for a larger heap: seconds
         },
         files={".qwen/settings.json": _settings_with_authentication("openai")},
         prompt_file=".qwen/QWEN.md",

@@ -48,8 +48,9 @@ def render_observation(observation: JSONObject) -> str:
 
 
 class OpenEnv(TRLEnvironment):
-    """An environment on an OpenEnv server. The agent acts by calls of one tool, whose arguments
-    are the fields of an action.
+    """An environment on an OpenEnv server.
+
+    The agent acts by calls of one tool, whose arguments are the fields of an action.
 
     `reset` gets the columns of the row that the server knows, and its observation follows the
     prompt. Every episode has a session, and all run at the same time: the server's

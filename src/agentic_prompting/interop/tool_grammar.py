@@ -18,8 +18,9 @@ from ..rollout import FunctionCall, Turn, read_call, split_turn
 
 @dataclass(frozen=True)
 class ToolGrammar:
-    """Turns with native tool calls. A turn with calls is a request; one without is the answer, from
-    which thoughts are removed.
+    """Turns with native tool calls.
+
+    A turn with calls is a request; one without is the answer, from which thoughts are removed.
 
     Args:
         call (`str`, *optional*, defaults to `"tool_call"`): The tag around a call.

@@ -103,10 +103,14 @@ def describe(error: BaseException, max_length: int = _MAX_LENGTH) -> str:
 
 
 def _text_of_exception(error: BaseException) -> str:
-    """Return the text of an exception. Clients of vendors write the body of a refusal as a Python dict, in whose place
-    its message stands."""
+    """Return the text of an exception.
+
+    Clients of vendors write the body of a refusal as a Python dict, in whose place its message
+    stands.
+    """
     text = str(error)
-    # OpenAI's client keeps the inner object of the body, Anthropic's the whole, Google's as `details`.
+    # OpenAI's client keeps the inner object of the body, Anthropic's the whole, Google's as
+    # `details`.
     body = getattr(error, "body", None) or getattr(error, "details", None)
     if not isinstance(body, Mapping):
         return text
@@ -522,8 +526,8 @@ class _CallMonitor:
                 text += f" ({len(named_calls)} calls)"
             if name in blocking_names:
                 text += (
-                    " and blocks every rollout: an `async` function must not block, make it a plain "
-                    "`def`"
+                    " and blocks every rollout: an `async` function must not block, make it a "
+                    "plain `def`"
                 )
             else:
                 text += f"; {named_calls[0].advice}"
@@ -604,15 +608,15 @@ async def wait_for(work: Coroutine[Any, Any, T], name: str, limit: float | None 
         return task.result()
     abandon(task)
     raise TimedOut(
-        f"{name} did not return within {limit:g} s: set a time limit on what it waits for, or raise "
-        "step_timeout"
+        f"{name} did not return within {limit:g} s: set a time limit on what it waits for, or "
+        "raise step_timeout"
     )
 
 
 def abandon(task: asyncio.Future[Any]) -> None:
     """Cancel a task and ignore its result."""
-    # Whoever cancelled it before, such as the end of the loop, has begun its clean-up, which a second
-    # cancellation would interrupt.
+    # Whoever cancelled it before, such as the end of the loop, has begun its clean-up, which a
+    # second cancellation would interrupt.
     if not (isinstance(task, asyncio.Task) and task.cancelling()):
         task.cancel()
     task.add_done_callback(_retrieve_exception)

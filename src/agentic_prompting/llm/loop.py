@@ -134,7 +134,8 @@ def in_parallel(
     """
     if on_background_thread():
         raise RuntimeError(
-            "this runs on the event loop of the models' calls and would wait for itself: use `await`"
+            "this runs on the event loop of the models' calls and would wait for itself: use "
+            "`await`"
         )
     pending = enumerate(coroutines)
     finished: SimpleQueue[Future[T]] = SimpleQueue()
@@ -188,8 +189,8 @@ class _Background:
         self.error: LoopEnded | None = None  # set when the loop has ended
         self.is_ending = False  # the interpreter is shutting down: no new coroutine is taken
         self._waiting: set[Future[Any]] = set()
-        # Guards the three attributes above. Reentrant, because a client that is garbage-collected while
-        # a coroutine is submitted closes its connections on this loop, too.
+        # Guards the three attributes above. Reentrant, because a client that is garbage-collected
+        # while a coroutine is submitted closes its connections on this loop, too.
         self._lock = threading.RLock()
         self._is_stopping = False
         self._has_ended = threading.Event()
@@ -249,8 +250,8 @@ class _Background:
             # For example `exit()` in a task that user code has put on this loop.
             cause = describe(error)
         message = (
-            f"the event loop of the models' calls has ended ({cause}): nothing that waits on it can "
-            "finish"
+            f"the event loop of the models' calls has ended ({cause}): nothing that waits on it "
+            "can finish"
         )
         # From here on, a new future fails at once; those before it fail below.
         with self._lock:

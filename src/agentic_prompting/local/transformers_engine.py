@@ -53,8 +53,8 @@ SampleJob: TypeAlias = PendingRequest[SampleRequest, Sample]
 _STEPS_BETWEEN_JOINS = 4  # reading a context takes about as long as a step
 _MAX_GUESSES = 10  # of a row in one pass
 # Tokens of all rows in one pass, each row's first and its guesses. With fewer tokens the time of a
-# pass is that of reading the weights, and guesses are cheap; with more it is that of arithmetic, and
-# wrong guesses delay all.
+# pass is that of reading the weights, and guesses are cheap; with more it is that of arithmetic,
+# and wrong guesses delay all.
 _MAX_PASS_TOKENS = 64
 
 
@@ -407,7 +407,8 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         return waiting
 
     def _preempt_rows(self) -> None:
-        """Take rows out of the batch, the last one first, until the next tokens fit into the memory.
+        """Take rows out of the batch, the last one first, until the next tokens fit into the
+        memory.
 
         They keep the tokens that they have sampled, and wait to be read again.
         """

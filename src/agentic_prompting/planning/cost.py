@@ -136,7 +136,10 @@ class CostEstimate:
             f"{count_in_words(self.steps, 'step')} of {count_in_words(self.rollouts, 'rollout')}: "
             f"{count_in_words(round(self.calls), 'call')}, {self.tokens / MILLION:,.1f} million "
             f"tokens, {price}",
-            f"a step: {self.sampling_seconds:.0f} s sampling, {self.training_seconds:.0f} s training; {duration}",
+            (
+                f"a step: {self.sampling_seconds:.0f} s sampling, {self.training_seconds:.0f} s "
+                f"training; {duration}"
+            ),
         ]
         lines += [f"worker {name}: {cost}" for name, cost in self.workers.items()]
         # The uncertainty of a pilot run's means, and where all figures come from.
@@ -274,7 +277,8 @@ def estimate_cost(
     step_seconds = None if pilot is None else mean_step_seconds(Path(pilot))
     if step_seconds is not None:
         notes.append(
-            f"the pilot's own steps took {step_seconds:.1f} s, rollouts included, with its batch and GPUs"
+            f"the pilot's own steps took {step_seconds:.1f} s, rollouts included, with its batch "
+            "and GPUs"
         )
     if "prompts_per_step" in args and args.get("mode") != "rl":
         notes.append("the calls of the reference LLM are not included")

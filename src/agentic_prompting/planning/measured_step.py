@@ -311,8 +311,10 @@ class MomentCallback(TrainerCallback):
 
 
 def count_gradients_at_once(model: torch.nn.Module, memory: MemoryCounter) -> None:
-    """Count each gradient as such from when it exists. FSDP's are counted after a micro-batch
-    only."""
+    """Count each gradient as such from when it exists.
+
+    FSDP's are counted after a micro-batch only.
+    """
 
     def count_gradient(parameter: torch.Tensor) -> None:
         assert parameter.grad is not None

@@ -72,8 +72,10 @@ class MemoryCounter(TorchDispatchMode):
         return sum(self.parts.values())
 
     def count(self, tensors: Iterable[torch.Tensor], part: str = "activations") -> None:
-        """Count the storages of tensors as one part. Storages that are counted already change to
-        it."""
+        """Count the storages of tensors as one part.
+
+        Storages that are counted already change to it.
+        """
         for tensor in tensors:
             # This process holds only its own part of a sharded tensor.
             storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()

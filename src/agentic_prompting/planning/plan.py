@@ -98,7 +98,10 @@ class Plan:
         lines = [
             f"{self.model}: {_parameters_in_words(self.parameters)} parameters, "
             f"{_parameters_in_words(self.trained)} trained; {self.layout}",
-            f"GiB on one GPU, {count_in_words(self.batch, 'rollout')} of {self.context} tokens in a micro-batch:",
+            (
+                f"GiB on one GPU, {count_in_words(self.batch, 'rollout')} of {self.context} tokens "
+                "in a micro-batch:"
+            ),
         ]
 
         # Memory by moment and part.

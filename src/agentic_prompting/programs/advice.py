@@ -122,8 +122,8 @@ class Advice:
         """Warn of a program that raised before it sent a request: its calls may go elsewhere."""
         self.warn_once(
             "address",
-            "a program raised before any request reached its address. If it calls another one, give "
-            "its client the base_url and api_key that it gets (a command: OPENAI_BASE_URL and "
+            "a program raised before any request reached its address. If it calls another one, "
+            "give its client the base_url and api_key that it gets (a command: OPENAI_BASE_URL and "
             "OPENAI_API_KEY)",
         )
 
@@ -132,9 +132,9 @@ class Advice:
         self.warn_once(
             "shared key",
             f"a program has put the key of its rollout into {variable} of this process, which all "
-            "rollouts share: a call can reach another rollout, and train with its reward. Give each "
-            "client the base_url and api_key that the function gets, or run the agent as a command, "
-            "whose environment is its own (CommandProgram)",
+            "rollouts share: a call can reach another rollout, and train with its reward. Give "
+            "each client the base_url and api_key that the function gets, or run the agent as a "
+            "command, whose environment is its own (CommandProgram)",
         )
 
     def warn_of_used_up_limit(self, limit_name: str, limit: int) -> None:

@@ -131,24 +131,31 @@ class ProgramOptions(TypedDict, total=False):
 
 
 class AgentProgram(Environment, ABC):
-    """An agent program as an environment: it calls an address as it would call OpenAI, and the policy answers.
+    """An agent program as an environment: it calls an address as it would call OpenAI, and the
+    policy answers.
 
     Args:
-        llms (`dict[str, ChatModel]`, *optional*): Large LLMs that the program calls at the same address, by the name of
-            the model. They count towards the job's budget. If one fails, the rollout fails.
-        mistakes (`tuple`, *optional*): Exceptions for which the policy is to blame, such as output that cannot be
-            parsed: the rollout is `malformed` and learns. Every other one fails the rollout.
-        trains (`Callable[[Call], bool]`, *optional*): Whether a call's tokens are in the loss. By default those of the
-            agent are, and not those beside its work; see [`Call`].
-        max_calls (`int`, *optional*, defaults to `64`): Calls of the policy in an episode. A request that is refused
-            counts as one.
-        max_llm_calls (`int`, *optional*, defaults to `64`): Calls of the large LLMs of `llms=` in an episode.
+        llms (`dict[str, ChatModel]`, *optional*): Large LLMs that the program calls at the same
+            address, by the name of the model. They count towards the job's budget. If one fails,
+            the rollout fails.
+        mistakes (`tuple`, *optional*): Exceptions for which the policy is to blame, such as output
+            that cannot be parsed: the rollout is `malformed` and learns. Every other one fails the
+            rollout.
+        trains (`Callable[[Call], bool]`, *optional*): Whether a call's tokens are in the loss. By
+            default those of the agent are, and not those beside its work; see [`Call`].
+        max_calls (`int`, *optional*, defaults to `64`): Calls of the policy in an episode. A
+            request that is refused counts as one.
+        max_llm_calls (`int`, *optional*, defaults to `64`): Calls of the large LLMs of `llms=` in
+            an episode.
         max_sequences (`int`, *optional*, defaults to `16`): Token sequences in an episode.
         timeout (`float`, *optional*, defaults to `600.0`): Seconds of an episode.
-        host (`str`, *optional*, defaults to `"127.0.0.1"`): The address that the gateway listens on.
+        host (`str`, *optional*, defaults to `"127.0.0.1"`): The address that the gateway listens
+            on.
         port (`int`, *optional*, defaults to `0`): Its port; 0 takes a free one.
-        public_url (`str`, *optional*): How programs that run elsewhere reach the gateway: `http://trainer:8000`.
-        max_body_bytes (`int`, *optional*, defaults to 4 MiB): A request with a larger body is refused.
+        public_url (`str`, *optional*): How programs that run elsewhere reach the gateway:
+            `http://trainer:8000`.
+        max_body_bytes (`int`, *optional*, defaults to 4 MiB): A request with a larger body is
+            refused.
 
     Raises:
         `ValueError`: A limit is not positive, or a large LLM has the policy's name.
@@ -260,8 +267,8 @@ class AgentProgram(Environment, ABC):
             # An answer needs a reward, though it may be None.
             if "reward" not in returned:
                 raise ValueError(
-                    "the program returned an answer and no reward: return {'answer': ..., 'reward': ...}, or give the "
-                    "trainer a reward function"
+                    "the program returned an answer and no reward: return {'answer': ..., "
+                    "'reward': ...}, or give the trainer a reward function"
                 )
             reward = returned["reward"]
             rewards.append(None if reward is None else float(reward))
@@ -272,14 +279,18 @@ class AgentProgram(Environment, ABC):
     async def play_episode(  # type: ignore[override]
         self, rollout: Rollout, policy: Policy, chat_format: TextFormat, limits: Limits
     ) -> Rollout:
-        """Run the program once, in place of the turns of an episode. Arguments as in `rollout.play`.
+        """Run the program once, in place of the turns of an episode.
+
+        Arguments as in `rollout.play`.
 
         Raises:
-            `Exception`: Whatever the policy raises. A program that raises fails only its own rollout.
+            `Exception`: Whatever the policy raises. A program that raises fails only its own
+            rollout.
         """
         if not isinstance(chat_format, ChatFormat):
             raise ValueError(
-                "a program's calls are conversations: give the tokenizer a chat template, and rows no text `prompt`"
+                "a program's calls are conversations: give the tokenizer a chat template, and rows "
+                "no text `prompt`"
             )
         try:
             async with self.open_run(rollout) as run:
@@ -547,7 +558,8 @@ def read_reward(reward: Any, source: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise ServerFailed(
-            f"{source} could not score the episode: its reward is {text_of(reward, 80, repr)}, not a number"
+            f"{source} could not score the episode: its reward is {text_of(reward, 80, repr)}, not "
+            "a number"
         )
     return number
 

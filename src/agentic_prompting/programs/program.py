@@ -2,9 +2,9 @@
 
     async def agent(row, base_url, api_key): ...     # or a plain function
 
-The gateway runs on the background loop, `async` agents on a loop of their own. An agent that
-blocks its loop (with a synchronous client in a coroutine) would otherwise wait for a reply that only
-this loop can send.
+The gateway runs on the background loop, `async` agents on a loop of their own. An agent that blocks
+its loop (with a synchronous client in a coroutine) would otherwise wait for a reply that only this
+loop can send.
 """
 
 from __future__ import annotations
@@ -28,19 +28,24 @@ from .worker_processes import THREADS, WorkerProcesses
 
 
 class Program(AgentProgram):
-    """An agent function as an environment: it calls `base_url` as it would call OpenAI, and the policy answers.
+    """An agent function as an environment: it calls `base_url` as it would call OpenAI, and the
+    policy answers.
 
     A command is a `harnesses.CommandProgram`.
 
     Args:
-        agent (`Callable`): A function of `(row, base_url, api_key)`, plain or `async`, which also gets `system_prompt`
-            if it has such a parameter. It returns its answer as a text, its reward as a number (whose text is then the
-            answer), or a dict with `answer`, `reward` and whatever else rewards read.
-        workers (`int`, *optional*, defaults to `0`): Processes that run the agent, which is then a function of a module
-            that they can import. 0 runs it in this process. Use some where the agent computes, or where its clients
-            cost more processor time than this process can spare.
-        mistakes (`tuple`, *optional*): Exceptions for which the policy is to blame; see [`AgentProgram`].
-        **options: The other options of [`AgentProgram`]: `llms`, `trains`, the limits and the address.
+        agent (`Callable`): A function of `(row, base_url, api_key)`, plain or `async`, which also
+            gets `system_prompt` if it has such a parameter. It returns its answer as a text, its
+            reward as a number (whose text is then the answer), or a dict with `answer`, `reward`
+            and whatever else rewards read.
+        workers (`int`, *optional*, defaults to `0`): Processes that run the agent, which is then a
+            function of a module that they can import. 0 runs it in this process. Use some where the
+            agent computes, or where its clients cost more processor time than this process can
+            spare.
+        mistakes (`tuple`, *optional*): Exceptions for which the policy is to blame; see
+            [`AgentProgram`].
+        **options: The other options of [`AgentProgram`]: `llms`, `trains`, the limits and the
+            address.
 
     Raises:
         `TypeError`: The agent is not a function of three arguments.
@@ -158,8 +163,8 @@ def is_agent(value: object) -> bool:
 def _check_signature(agent: Callable[..., Any]) -> None:
     if not callable(agent):
         raise TypeError(
-            f"the agent must be a function of (row, base_url, api_key), not a {type(agent).__name__}: for a command "
-            "use harnesses.CommandProgram"
+            "the agent must be a function of (row, base_url, api_key), not a "
+            f"{type(agent).__name__}: for a command use harnesses.CommandProgram"
         )
 
     # Bind the arguments as a run does. What the first three are called does not matter.
@@ -218,13 +223,19 @@ def _read_returned(value: Any) -> dict[str, Any] | None:
 
 @cache
 def _program_threads(pid: int) -> DaemonThreads:
-    """Threads for plain functions. Those of the background loop may be needed by large LLMs meanwhile."""
+    """Threads for plain functions.
+
+    Those of the background loop may be needed by large LLMs meanwhile.
+    """
     return DaemonThreads(THREADS, "agentic-prompting-program")
 
 
 @cache
 def _program_loop(pid: int) -> asyncio.AbstractEventLoop:
-    """The loop of `async` programs. A program that blocks it holds up other programs, but not the gateway."""
+    """The loop of `async` programs.
+
+    A program that blocks it holds up other programs, but not the gateway.
+    """
     loop = asyncio.new_event_loop()
     # A daemon thread does not keep the process from ending.
     threading.Thread(

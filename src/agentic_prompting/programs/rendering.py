@@ -285,8 +285,8 @@ class Renderer:
             )
             if with_tools:
                 message += (
-                    "; use a model whose template writes calls of tools, such as Qwen3, or change the "
-                    "chat template in its folder"
+                    "; use a model whose template writes calls of tools, such as Qwen3, or change "
+                    "the chat template in its folder"
                 )
             return Misconfigured(message)
 

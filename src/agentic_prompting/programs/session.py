@@ -471,8 +471,8 @@ class Session:
             limit (`int`): How many of them a rollout may have.
         """
         self.reach_limit("out_of_turns", limit_name, limit)
-        # Without the number: opencode retries for half a minute if it reads 429, 500 or 502. Without
-        # the words "limit" and "token", by which clients know a full context.
+        # Without the number: opencode retries for half a minute if it reads 429, 500 or 502.
+        # Without the words "limit" and "token", by which clients know a full context.
         self._refuse_for_good(f"This rollout is over: it has used up its {limit_name}.")
 
     def _refuse_context(self, length: int, max_length: int) -> NoReturn:

@@ -1,4 +1,6 @@
-"""Reports: a run's folder, read once (`run_summary.py`), as a page (`page.py`) and as pictures (`plots.py`)."""
+"""Reports: a run's folder, read once (`run_summary.py`), as a page (`page.py`) and as pictures
+(`plots.py`).
+"""
 
 from ..evolution import plot_lineage, read_lineage
 from .headroom_plot import plot_headroom

@@ -1,7 +1,8 @@
 """A run as one HTML file: our own page, style and script, and the run's data in inert blocks.
 
-Text of a model cannot run, for two independent reasons: data is packed and shown with `textContent` only, and
-the page's content security policy allows our own script by its hash, no other, and no network.
+Text of a model cannot run, for two independent reasons: data is packed and shown with `textContent`
+only, and the page's content security policy allows our own script by its hash, no other, and no
+network.
 """
 
 from __future__ import annotations
@@ -45,20 +46,24 @@ def write_report(
 ) -> Path:
     """Write the report of a run, or of several side by side.
 
-    It shows whatever the run has: `rollouts/` as curves and a browser of trajectories, the trainer's log as curves,
-    `population.json` (or the checkpoint of [`evolve`], `state.json`) as an evolutionary tree, ProRefine's results
-    (`*.jsonl`) as diffs of its prompts, `summary.json` as the held-out result, the answers of [`evaluate_agent`]
-    (`*.jsonl`) with tables, intervals and paired tests, `headroom.json` beside what the run brought. Several runs have
-    their curves in the same charts, paired evaluations, and a chart of scores against costs.
+    It shows whatever the run has: `rollouts/` as curves and a browser of trajectories, the
+    trainer's log as curves, `population.json` (or the checkpoint of [`evolve`], `state.json`) as an
+    evolutionary tree, ProRefine's results (`*.jsonl`) as diffs of its prompts, `summary.json` as
+    the held-out result, the answers of [`evaluate_agent`] (`*.jsonl`) with tables, intervals and
+    paired tests, `headroom.json` beside what the run brought. Several runs have their curves in the
+    same charts, paired evaluations, and a chart of scores against costs.
 
     Args:
-        run (`str`, `Path` or a list of them): A run's output folder, or a single file of results or of a population.
-        output (`str` or `Path`, *optional*): Folder to write to; `report` in the (first) run's folder by default,
-            `comparison` for several.
-        max_trajectories (`int`, *optional*, defaults to `20000`): The most trajectories on the page, chosen evenly from
-            the run; curves are made of all.
-        watch (`bool`, *optional*, defaults to `False`): The page reloads itself while it is not in use.
-        pictures (`bool`, *optional*, defaults to `True`): Write PNGs as well, which needs matplotlib.
+        run (`str`, `Path` or a list of them): A run's output folder, or a single file of results or
+            of a population.
+        output (`str` or `Path`, *optional*): Folder to write to; `report` in the (first) run's
+            folder by default, `comparison` for several.
+        max_trajectories (`int`, *optional*, defaults to `20000`): The most trajectories on the
+            page, chosen evenly from the run; curves are made of all.
+        watch (`bool`, *optional*, defaults to `False`): The page reloads itself while it is not in
+            use.
+        pictures (`bool`, *optional*, defaults to `True`): Write PNGs as well, which needs
+            matplotlib.
 
     Returns:
         `Path`: The HTML file. It needs no network and no other file.
@@ -121,10 +126,11 @@ def _hash(text: str) -> str:
 
 
 def pack(data: Any) -> str:
-    """Data as base64 of compressed JSON: no `<`, quote or ampersand, whatever a model wrote, so nothing to escape.
+    """Data as base64 of compressed JSON: no `<`, quote or ampersand, whatever a model wrote, so
+    nothing to escape.
 
-    It is also a tenth of the size, and the browser unpacks a piece only when it is shown. Lone surrogates
-    survive, as JSON's escapes.
+    It is also a tenth of the size, and the browser unpacks a piece only when it is shown. Lone
+    surrogates survive, as JSON's escapes.
     """
     text = json.dumps(data, separators=(",", ":"))
     # The same data gives the same page: no time stamp.

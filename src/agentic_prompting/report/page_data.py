@@ -160,7 +160,9 @@ def _add_columns(
     key: str,
     histories: Mapping[str, Sequence[Mapping[str, float]]],
 ) -> bool:
-    """Add a curve's values by column to the row of each step, and return whether one of them is not 0."""
+    """Add a curve's values by column to the row of each step, and return whether one of them is not
+    0.
+    """
     has_values = False
     for column, history in histories.items():
         for entry in history:
@@ -195,7 +197,9 @@ def _history(run: RunSummary) -> dict[str, Any]:
 
 
 def _panels_of_run(run: RunSummary) -> list[dict[str, Any]]:
-    """Panels whose lines depend on the run: reward and exact match of several environments, and pass@k."""
+    """Panels whose lines depend on the run: reward and exact match of several environments, and
+    pass@k.
+    """
     # The keys of all logs.
     keys: dict[str, None] = {}
     for log in run.history.values():
@@ -232,7 +236,9 @@ def _front_blocks(runs: Sequence[RunSummary], names: Sequence[str]) -> Iterator[
 def _evaluation_blocks(
     evaluation: Evaluation, optimised_prompts: Mapping[str, str]
 ) -> Iterator[Block]:
-    """Tables as they are printed, every pair of systems tested, the optimised prompts, and each answer."""
+    """Tables as they are printed, every pair of systems tested, the optimised prompts, and each
+    answer.
+    """
     # Compare each pair of systems once.
     systems = list(dict.fromkeys(result.system for result in evaluation.results))
     pairs = set(combinations(systems, 2))
@@ -296,7 +302,9 @@ def _returned(record: Record) -> dict[str, str]:
 
 
 def _intervals(evaluations: Iterable[tuple[str, Evaluation]]) -> list[dict[str, Any]]:
-    """For each task and its first metric, where that is a share, the systems with mean and interval."""
+    """For each task and its first metric, where that is a share, the systems with mean and
+    interval.
+    """
     figures: dict[tuple[str, str], list[tuple[str, float, float, float]]] = defaultdict(list)
     for prefix, evaluation in evaluations:
         for result in evaluation.results:
@@ -322,7 +330,10 @@ def _chunks(name: str, items: Sequence[Any], size: int) -> Iterator[Block]:
 
 
 def sample_evenly(records: Sequence[T], max_records: int) -> list[T]:
-    """At most `max_records` records, drawn over the whole run, in their order. The same ones each time."""
+    """At most `max_records` records, drawn over the whole run, in their order.
+
+    The same ones each time.
+    """
     if len(records) <= max_records:
         return list(records)
     # A fixed seed, so that the same records are drawn each time.

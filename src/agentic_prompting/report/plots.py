@@ -1,4 +1,6 @@
-"""Curves over the training steps, as pictures: from the trainer's log history or from [`history_of`] its records."""
+"""Curves over the training steps, as pictures: from the trainer's log history or from
+[`history_of`] its records.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,8 @@ def plot_reward(log_history: Log, path: str | Path, title: str = "") -> None:
     """Draw reward, exact match, turns and outcomes over the training steps, one below the other.
 
     Args:
-        log_history (`Sequence[Mapping]`): `trainer.state.log_history`, or what [`history_of`] returns.
+        log_history (`Sequence[Mapping]`): `trainer.state.log_history`, or what [`history_of`]
+            returns.
         path (`str` or `Path`): The PNG to write.
         title (`str`, *optional*): Above the panels.
 
@@ -110,7 +113,9 @@ def plot_panels(history: Log, folder: str | Path) -> list[Path]:
 
 
 def constant_limits(value: float) -> tuple[float, float]:
-    """Limits of an axis for a curve that is always at one value: from 0, so that it is seen how large the value is."""
+    """Limits of an axis for a curve that is always at one value: from 0, so that it is seen how
+    large the value is.
+    """
     # A constant of 0 needs an axis with some height.
     if value == 0:
         return 0.0, 1.0

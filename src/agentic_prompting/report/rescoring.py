@@ -143,8 +143,8 @@ def rescore(
     named_functions = dict(zip(_names_of(functions), functions, strict=True))
     new_rewards = _compute_rewards(records, rollouts, named_functions, spec)
 
-    # One record for each rollout, and the means of training and of each evaluation: the agent of one
-    # evaluation is not that of another.
+    # One record for each rollout, and the means of training and of each evaluation: the agent of
+    # one evaluation is not that of another.
     rescored = [
         _rescored_record(record, rewards, weights)
         for record, rewards in zip(records, new_rewards, strict=True)
@@ -197,7 +197,9 @@ def _compute_rewards(
 
 
 def _load_spec(run: Path) -> AgentSpec | None:
-    """Return the form of the run's agent; `None` if it saved none, or one with a grammar of the user's."""
+    """Return the form of the run's agent; `None` if it saved none, or one with a grammar of the
+    user's.
+    """
     if not (run / SPEC_FILE).exists():
         return None
     try:
@@ -287,8 +289,8 @@ def _call(function: Reward, columns: Mapping[str, Any], count: int) -> list[floa
         check_columns(function, row)
     except ValueError as error:
         raise ValueError(
-            f"{error}; records keep no other columns: pass the run's dataset (rows=, --dataset, with "
-            "--columns as in training)"
+            f"{error}; records keep no other columns: pass the run's dataset (rows=, --dataset, "
+            "with --columns as in training)"
         ) from None
     for parameter in signature(function).parameters.values():
         if parameter.name in _NOT_RECORDED and parameter.default is Parameter.empty:

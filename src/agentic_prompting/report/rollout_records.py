@@ -1,7 +1,9 @@
-"""Recorded rollouts: which of them count, their rewards and groups, and the curves over training steps.
+"""Recorded rollouts: which of them count, their rewards and groups, and the curves over training
+steps.
 
-Curves are made of the recorded rollouts and not of the trainer's log: every run has records, whether or not it saved a
-checkpoint, and the curves then agree with the trajectories that are shown beside them.
+Curves are made of the recorded rollouts and not of the trainer's log: every run has records,
+whether or not it saved a checkpoint, and the curves then agree with the trajectories that are shown
+beside them.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ _GROUP_KEYS = ("run", "mode", "step", "id", "question", "task", "environment", "
 
 
 def current_records(records: Iterable[Record]) -> list[Record]:
-    """The records, or the entries of the log, without those that a later run in the same folder has replaced.
+    """The records, or the entries of the log, without those that a later run in the same folder has
+    replaced.
 
-    A resumed run repeats the steps after its checkpoint, and a new run repeats all of them. So an earlier run's records
-    from the step on at which the later run began to train do not belong to the result, but for the evaluation that was
-    made at this step before the checkpoint was written. A run that only evaluates replaces no training. Where several
-    runs evaluated at a step, the last one counts that had trained by then; before all training, the one that trained
-    first.
+    A resumed run repeats the steps after its checkpoint, and a new run repeats all of them. So an
+    earlier run's records from the step on at which the later run began to train do not belong to
+    the result, but for the evaluation that was made at this step before the checkpoint was written.
+    A run that only evaluates replaces no training. Where several runs evaluated at a step, the last
+    one counts that had trained by then; before all training, the one that trained first.
     """
     all_records = list(records)
     # Where each run began to train, and which runs evaluated at each step.
@@ -83,8 +86,9 @@ def _is_evaluation(record: Record) -> bool:
 
 
 def total_reward(record: Record) -> float | None:
-    """The reward that training used: the weighted sum, `reward`, if it was recorded, else the sum of the rewards;
-    `None` if there is none."""
+    """The reward that training used: the weighted sum, `reward`, if it was recorded, else the sum
+    of the rewards; `None` if there is none.
+    """
     if "reward" in record:
         return record["reward"] if is_number(record["reward"]) else None
     rewards = [reward for reward in (record.get("rewards") or {}).values() if reward is not None]
@@ -94,8 +98,8 @@ def total_reward(record: Record) -> float | None:
 def groups_of(records: Sequence[Record]) -> tuple[list[int], list[float | None]]:
     """The groups and advantages of records.
 
-    A group is the rollouts of one row in one step under one prompt. The advantage is GRPO's default: the difference
-    from the group's mean, divided by its deviation.
+    A group is the rollouts of one row in one step under one prompt. The advantage is GRPO's
+    default: the difference from the group's mean, divided by its deviation.
 
     Returns:
         For each record the number of its group, and its advantage or `None` without a reward.
@@ -134,7 +138,9 @@ def group_records(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def has_gradient(group: Sequence[Record]) -> bool | None:
-    """Whether the rewards of a group differ, without which its advantages are all 0; `None` below two rewards."""
+    """Whether the rewards of a group differ, without which its advantages are all 0; `None` below
+    two rewards.
+    """
     totals = [total_reward(record) for record in group]
     rewards = [total for total in totals if total is not None]
     if len(rewards) < 2:
@@ -151,10 +157,12 @@ def gradient_share(records: Sequence[Record]) -> float | None:
 
 
 def gradient_counts(records: Sequence[Record]) -> dict[str, Any] | None:
-    """How many groups of training there are, how many have a gradient, and why the others have none.
+    """How many groups of training there are, how many have a gradient, and why the others have
+    none.
 
     Returns:
-        `groups`, `with_gradient` and `reasons`, counts by reason; `None` if no group has two rewards.
+        `groups`, `with_gradient` and `reasons`, counts by reason; `None` if no group has two
+        rewards.
     """
     # Evaluation rollouts are not trained on.
     training = [record for record in records if record.get("mode", "train") == "train"]
@@ -190,18 +198,21 @@ def _reason_without_gradient(group: Sequence[Record]) -> str:
 
 
 def exact_match_of_record(record: Record) -> float | None:
-    """1.0 for a right answer, 0.0 for a wrong one or none; `None` if there is nothing to compare with."""
+    """1.0 for a right answer, 0.0 for a wrong one or none; `None` if there is nothing to compare
+    with.
+    """
     if record["status"] == "failed" or not record.get("answers"):
         return None
     return exact_match(record.get("answer") or "", record["answers"])
 
 
 def reward_parts(record: Record) -> list[tuple[str, float | None]]:
-    """A record's rewards by name, with the format and answer parts of Prompt-R1's, and the scores of the answer.
+    """A record's rewards by name, with the format and answer parts of Prompt-R1's, and the scores
+    of the answer.
 
-    The parts are computed from the turns with the paper's coefficients. They are shown only if their sum is the
-    recorded reward: for a run with other coefficients the reward alone is shown. The weighted total follows several
-    rewards, or one that it differs from.
+    The parts are computed from the turns with the paper's coefficients. They are shown only if
+    their sum is the recorded reward: for a run with other coefficients the reward alone is shown.
+    The weighted total follows several rewards, or one that it differs from.
     """
     rewards: Mapping[str, float | None] = record.get("rewards") or {}
     parts: list[tuple[str, float | None]] = []
@@ -246,12 +257,12 @@ def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str,
         mode (`str`, *optional*, defaults to `"train"`): `train` or `eval`.
 
     Returns:
-        `list[dict]`: `step` and the means `reward`, `exact_match`, `rollout/turns`, shares `rollout/<status>`; in
-        training the share of `groups/with_gradient`, and `groups/diversity` ([`group_diversity`]); and
-        `environment/cost_usd`, the dollars spent from the first step to this one, if any; with several environments the
-        means of each, `reward in NAME`; of an evaluation with several rollouts a question `pass@k`, by the first reward
-        function as training logs it. Keys without values are left
-        out.
+        `list[dict]`: `step` and the means `reward`, `exact_match`, `rollout/turns`, shares
+        `rollout/<status>`; in training the share of `groups/with_gradient`, and `groups/diversity`
+        ([`group_diversity`]); and `environment/cost_usd`, the dollars spent from the first step to
+        this one, if any; with several environments the means of each, `reward in NAME`; of an
+        evaluation with several rollouts a question `pass@k`, by the first reward function as
+        training logs it. Keys without values are left out.
     """
     # The records of this mode by step.
     steps: dict[int, list[Record]] = defaultdict(list)

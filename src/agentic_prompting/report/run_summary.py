@@ -31,7 +31,9 @@ LOG = "rollouts/log.jsonl"
 
 
 class HeldOut(NamedTuple):
-    """Exact match on held-out questions, with its 95 % interval, as a run wrote it into `summary.json`."""
+    """Exact match on held-out questions, with its 95 % interval, as a run wrote it into
+    `summary.json`.
+    """
 
     name: str
     mean: float
@@ -46,13 +48,16 @@ class RunSummary:
     Args:
         name (`str`), folder (`str`): Name and path of its folder, or of a single file.
         rollouts (`list[Mapping]`): Records, without those that a later run has replaced.
-        history (`dict[str, list]`): Curves, entries in the order of steps: `train` and `eval`, see [`history_of`],
-            `optimisation`, from the trainer's log, and `evolution`, from the state of [`evolve`].
+        history (`dict[str, list]`): Curves, entries in the order of steps: `train` and `eval`, see
+            [`history_of`], `optimisation`, from the trainer's log, and `evolution`, from the state
+            of [`evolve`].
         lineage ([`Lineage`], *optional*): E-SPL's population.
         refinements (`list[RefinementResult]`): ProRefine's results.
         evaluation ([`Evaluation`], *optional*): Answers of [`evaluate_agent`], scored again.
-        optimised_prompts (`dict[str, str]`): The prompts that a table's optimisers found, by system.
-        held_out (`list[HeldOut]`): The scores in `summary.json`, before and after training; the last one is the result.
+        optimised_prompts (`dict[str, str]`): The prompts that a table's optimisers found, by
+            system.
+        held_out (`list[HeldOut]`): The scores in `summary.json`, before and after training; the
+            last one is the result.
         sandbox (`bool`): Whether `summary.json` is that of a run in the sandbox.
         headroom ([`HeadroomFigures`], *optional*): What `headroom` measured before the run.
     """
@@ -92,8 +97,9 @@ class RunSummary:
         )
         if not any(contents):
             raise FileNotFoundError(
-                f"nothing to report in {run}: no rollouts/, no {POPULATION_FILE}, no {HEADROOM_FILE}, no refinement results "
-                "or answers (*.jsonl); a table is shown once it is finished"
+                f"nothing to report in {run}: no rollouts/, no {POPULATION_FILE}, no "
+                f"{HEADROOM_FILE}, no refinement results or answers (*.jsonl); a table is shown "
+                "once it is finished"
             )
         return summary
 
@@ -156,8 +162,11 @@ class RunSummary:
 
 
 def _optimisation_history(run: Path) -> list[dict[str, float]]:
-    """The trainer's log, which is written while a run goes on. Without one (older runs, other trainers) the longest log
-    in the state of the trainer or of a checkpoint."""
+    """The trainer's log, which is written while a run goes on.
+
+    Without one (older runs, other trainers) the longest log in the state of the trainer or of a
+    checkpoint.
+    """
     # The log without the steps that a later run has replaced.
     log: Any = current_records(sound_objects(run / LOG, LOG_ENTRY))
     if not log:
@@ -200,7 +209,9 @@ def _evolution_history(state_file: Path) -> list[dict[str, float]]:
 
 
 def _held_out_scores(summary: Mapping[str, Any]) -> list[HeldOut]:
-    """Prompt-R1's sandbox writes `exact_match_before` and `_after`, E-SPL's a table of policies and prompts."""
+    """Prompt-R1's sandbox writes `exact_match_before` and `_after`, E-SPL's a table of policies and
+    prompts.
+    """
     table = summary.get("exact_match")
     if not isinstance(table, dict):
         # Bring the fields of Prompt-R1 into the form of E-SPL's table.

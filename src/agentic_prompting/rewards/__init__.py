@@ -1,7 +1,7 @@
 """Scores of answers, and reward functions of rollouts with TRL's signature.
 
-To add one, define it in a module of this package and export it here. A name for the command line is an entry of
-`REWARDS` or `SCORES` in `cli/loader.py`.
+To add one, define it in a module of this package and export it here. A name for the command line is
+an entry of `REWARDS` or `SCORES` in `cli/loader.py`.
 """
 
 from .answer_checks import check_answers

@@ -94,7 +94,7 @@ def _warn_without_prices(rollouts: Sequence[Rollout]) -> None:
     if calls and not any(reply.worth.cost_usd for reply in calls):
         # Python shows a warning once for each place that it comes from.
         warnings.warn(
-            f"CostReward(unit='usd') is 0 for all {len(calls)} calls of a batch, because none has a price: give "
-            "OpenAIChat `price`, or Worker `usd`, or use unit='calls'",
+            f"CostReward(unit='usd') is 0 for all {len(calls)} calls of a batch, because none has "
+            "a price: give OpenAIChat `price`, or Worker `usd`, or use unit='calls'",
             stacklevel=3,
         )

@@ -84,7 +84,8 @@ def letter_match(prediction: str, answers: Sequence[str]) -> float:
 
     The letter is a capital that no letter follows; brackets, markup, LaTeX and the word "option"
     before it make no difference. Without `Answer:` it is read in the last `\\boxed{...}` or answer
-    tags, or the reply is nothing but the letter. A small letter counts only if the accepted answer is one.
+    tags, or the reply is nothing but the letter. A small letter counts only if the accepted answer
+    is one.
 
     Args:
         prediction (`str`): The answer given, reasoning and all.
@@ -92,8 +93,8 @@ def letter_match(prediction: str, answers: Sequence[str]) -> float:
             `B`.
 
     Raises:
-        `ValueError`: As in [`integer_match`], or if an accepted answer is not a letter, which no reply
-            could match.
+        `ValueError`: As in [`integer_match`], or if an accepted answer is not a letter, which no
+            reply could match.
     """
     accepted = {_option_letter(answer) for answer in accepted_answers(answers)}
 

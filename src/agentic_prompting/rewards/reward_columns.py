@@ -40,8 +40,9 @@ def check_columns(function: Callable[..., Any], row: Mapping[str, Any]) -> None:
         if name not in row:
             if required == ["answer", "answers"]:
                 raise ValueError(
-                    f"{place_of(function)} compares one answer with the accepted ones: that is a score (--score, "
-                    "--judge); a reward takes `completions` and columns, and returns a number for each completion"
+                    f"{place_of(function)} compares one answer with the accepted ones: that is a "
+                    "score (--score, --judge); a reward takes `completions` and columns, and "
+                    "returns a number for each completion"
                 )
             raise ValueError(
                 f"the reward function {place_of(function)} needs the column {name!r}; the rows "
@@ -117,10 +118,10 @@ def _describe_meta(name: str, meta: object) -> str:
         if "source" not in meta:
             return ""
         return (
-            f". load_task keeps a further column of a file only if it is named, in `meta`: "
-            f"columns={{{name!r}: {name!r}}} (--columns {name}={name}), and the reward takes `meta` "
-            f"and reads json.loads(meta[i])[{name!r}]; a Dataset or a list of dicts of your own keeps "
-            "all, and so does a file of `train agent`"
+            ". load_task keeps a further column of a file only if it is named, in `meta`: "
+            f"columns={{{name!r}: {name!r}}} (--columns {name}={name}), and the reward takes "
+            f"`meta` and reads json.loads(meta[i])[{name!r}]; a Dataset or a list of dicts of your "
+            "own keeps all, and so does a file of `train agent`"
         )
     # `load_task` writes `meta` as JSON; rows of the user's own may have a dict.
     access = f"json.loads(meta[i])[{name!r}]" if is_json else f"meta[i][{name!r}]"

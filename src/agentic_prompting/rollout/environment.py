@@ -113,7 +113,8 @@ class Environment:
         """Hide the truth from the agent under the names that the user's data has for it, too.
 
         Args:
-            columns (`Mapping[str, str]`): Our name for a column -> that of the data. Rows have both.
+            columns (`Mapping[str, str]`): Our name for a column -> that of the data. Rows have
+                both.
         """
 
     def charge_to(self, budget: Budget, account: str) -> None:

@@ -235,8 +235,8 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     `observation`), `cost_usd` (paid), `worth_usd` (including replies that another call or an
     earlier run paid for), `seed`, and the keys of `extra`. The record of an episode with `counts`,
     such as a program's, also has `sequences` (each `role`, `prompt`, `tokens`, `in_loss`), in whose
-    order its turns are, and the `counts`. That of a program has what it `returned` besides the answer,
-    and in `not_recorded` the names of values that JSON cannot hold, or that are very long.
+    order its turns are, and the `counts`. That of a program has what it `returned` besides the
+    answer, and in `not_recorded` the names of values that JSON cannot hold, or that are very long.
     """
     facts = RolloutFacts.of(rollout)
     # The caller's keys, and the row's.

@@ -37,8 +37,8 @@ _STATUS_AFTER: dict[TurnKind, Status] = {
     "malformed": "malformed",
 }
 
-# The role of Table 1 in the paper; the wording is ours. `{question}` comes last so that prompts share
-# a prefix; the other variables are the grammar's tag names.
+# The role of Table 1 in the paper; the wording is ours. `{question}` comes last so that prompts
+# share a prefix; the other variables are the grammar's tag names.
 PROMPT_R1_TEMPLATE = """\
 You answer a question together with a large language model that knows more than you do. You talk to it by writing \
 requests; it sees your requests and its own replies, but not your thoughts and not this text.
@@ -113,7 +113,8 @@ def template_for(
             return template
         return fill(QUESTION_TEMPLATE, environment=_short_name(environment))
 
-    # Other grammars have no tags: a template that shows tags would describe a form that is not read.
+    # Other grammars have no tags: a template that shows tags would describe a form that is not
+    # read.
     if not isinstance(grammar, TagGrammar):
         for tag in fields(TagGrammar):
             if f"<{{{tag.name}}}>" in (template or ""):

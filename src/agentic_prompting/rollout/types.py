@@ -324,8 +324,8 @@ class Limits:
             differ: `{"shop": {"max_turns": 3}}`.
 
     Raises:
-        `ValueError`: If a limit is below 1 or `None`, `step_timeout` is not above 0, or an environment has an
-            unknown limit.
+        `ValueError`: If a limit is below 1 or `None`, `step_timeout` is not above 0, or an
+            environment has an unknown limit.
     """
 
     max_turns: int = 5

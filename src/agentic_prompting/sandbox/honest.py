@@ -31,8 +31,9 @@ from .reflector import (
 READ_ATTEMPTS = 2
 """The number of failed attempts of a request that it reads: the first ones."""
 READ_CHARS = 400
-"""The characters of an attempt that it reads. The end of a longer one is mostly the refusal of the
-third fact.
+"""The characters of an attempt that it reads.
+
+The end of a longer one is mostly the refusal of the third fact.
 """
 
 _PROBLEM = re.compile(r"<problem>\n(.*?)\n</problem>", re.DOTALL)

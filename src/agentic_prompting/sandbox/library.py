@@ -1,8 +1,8 @@
 """A searchable library of facts that no language model can know: facts about invented towns.
 
-The agent has to learn to ask instead of guessing, and to answer with the fact alone. Every name is drawn
-from syllables, so no model has read about these towns. Settings are chosen on the countries of `world.py` instead
-([`country_facts`]), whose facts are worded in the same way.
+The agent has to learn to ask instead of guessing, and to answer with the fact alone. Every name is
+drawn from syllables, so no model has read about these towns. Settings are chosen on the countries
+of `world.py` instead ([`country_facts`]), whose facts are worded in the same way.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Fact:
 
 @dataclass(frozen=True)
 class Relation:
-    """Templates for the question and the statement of a relation's facts, with `{subject}` and `{value}`."""
+    """Templates for the question and the statement of a relation's facts, with `{subject}` and
+    `{value}`.
+    """
 
     question: str
     document: str
@@ -190,16 +192,18 @@ def uneven_demonstrations(
 ) -> list[dict[str, Any]]:
     """Write conversations to imitate, as uneven as those that people have lying around.
 
-    In half of them the agent does not ask, and is wrong. In the others it asks the question; only about one in three
-    of these gives the fact alone, while the others repeat the whole sentence. So their imitation shows a model what can
-    be done, and rewards have to teach it what is worth doing.
+    In half of them the agent does not ask, and is wrong. In the others it asks the question; only
+    about one in three of these gives the fact alone, while the others repeat the whole sentence. So
+    their imitation shows a model what can be done, and rewards have to teach it what is worth
+    doing.
 
     Args:
         facts (`Sequence[Fact]`): What the conversations are about.
         count (`int`): How many.
         seed (`int`, *optional*, defaults to `0`): Decides the facts, and what becomes of each.
         guesses (`float`, *optional*, defaults to `0.5`): The share in which the agent does not ask.
-        repeats (`float`, *optional*, defaults to `0.7`): Of those in which it asks, the share that repeat the sentence.
+        repeats (`float`, *optional*, defaults to `0.7`): Of those in which it asks, the share that
+            repeat the sentence.
 
     Returns:
         `list[dict]`: Traces, as [`rollout_from_trace`] takes them.
@@ -265,16 +269,19 @@ def brief_answer_reward(
     log_metric: Callable[[str, float], None] | None = None,
     **_: Any,
 ) -> list[float | None]:
-    """The mean of exact match and token F1, so that the fact alone earns more than the sentence that states it.
+    """The mean of exact match and token F1, so that the fact alone earns more than the sentence
+    that states it.
 
     Args:
         prompts (`Sequence`), completions (`Sequence`): Not read.
         rollout (`Sequence[Rollout]`): One episode per row.
         answers (`Sequence[Sequence[str]]`): Accepted answers per row.
-        log_metric (`Callable`, *optional*): TRL's; gets the shares of rollouts that asked and that match exactly.
+        log_metric (`Callable`, *optional*): TRL's; gets the shares of rollouts that asked and that
+            match exactly.
 
     Returns:
-        `list[float | None]`: `None` for a rollout that failed through no fault of the agent, 0.0 without an answer.
+        `list[float | None]`: `None` for a rollout that failed through no fault of the agent, 0.0
+        without an answer.
     """
     rewards: list[float | None] = []
     for episode, accepted in zip(rollout, answers, strict=True):

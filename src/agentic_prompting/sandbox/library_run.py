@@ -1,8 +1,9 @@
-"""A run in the library of invented towns: a real language model learns to ask, and is evaluated before and after.
+"""A run in the library of invented towns: a real language model learns to ask, and is evaluated
+before and after.
 
-The model is SmolLM2-135M-Instruct unless another one is named. It first imitates a few uneven demonstrations, then
-learns from rewards. All settings (`examples/configs/real.yaml`) were chosen on the countries; nothing was chosen on a
-town.
+The model is SmolLM2-135M-Instruct unless another one is named. It first imitates a few uneven
+demonstrations, then learns from rewards. All settings (`examples/configs/real.yaml`) were chosen on
+the countries; nothing was chosen on a town.
 """
 
 from __future__ import annotations
@@ -69,17 +70,22 @@ def prepare_library(
     facts: Sequence[Fact] | None = None,
     held_out: int = HELD_OUT_TOWNS,
 ) -> LibraryRun:
-    """Draw the towns, find the model, and let it imitate demonstrations about the towns to train on.
+    """Draw the towns, find the model, and let it imitate demonstrations about the towns to train
+    on.
 
     Args:
-        output_dir (`str` or `Path`): The warm-started model is saved to `output_dir/warm_start`; an existing one is
-            used again.
+        output_dir (`str` or `Path`): The warm-started model is saved to `output_dir/warm_start`; an
+            existing one is used again.
         model (`str`, *optional*): A folder or a name on the Hub. Defaults to [`small_model`].
-        seed (`int`, *optional*, defaults to `0`): Decides the towns, their facts, the split and the demonstrations.
+        seed (`int`, *optional*, defaults to `0`): Decides the towns, their facts, the split and the
+            demonstrations.
         n_test (`int`, *optional*): Use at most this many of the 192 held-out questions.
-        warm_start_steps (`int`, *optional*, defaults to `8`): Supervised steps of 8 demonstrations; 0 for none.
-        facts (`Sequence[Fact]`, *optional*): Other facts than those about towns, as in [`country_facts`].
-        held_out (`int`, *optional*, defaults to `32`): The number of subjects that are kept for the test.
+        warm_start_steps (`int`, *optional*, defaults to `8`): Supervised steps of 8 demonstrations;
+            0 for none.
+        facts (`Sequence[Fact]`, *optional*): Other facts than those about towns, as in
+            [`country_facts`].
+        held_out (`int`, *optional*, defaults to `32`): The number of subjects that are kept for the
+            test.
 
     Raises:
         [`SmallModelMissing`]: No model is named, and the small one is not available.
@@ -242,7 +248,8 @@ class LibrarySummary:
 def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[str, Any]:
     """Ask the model the held-out questions before, between and after; print and write the result.
 
-    Writes `summary.json` and `trajectories.json` (one question before and after) to the trainer's `output_dir`.
+    Writes `summary.json` and `trajectories.json` (one question before and after) to the trainer's
+    `output_dir`.
 
     Args:
         run ([`LibraryRun`]): The prepared run.
@@ -302,7 +309,8 @@ def _summarize(
     if "warm" in matches:
         gain_by_rewards = paired_difference(matches["after"], matches["warm"]).difference
 
-    # Failed rollouts: those counted here, and those of training, which logs their share of each batch.
+    # Failed rollouts: those counted here, and those of training, which logs their share of each
+    # batch.
     failed_rollouts = sum(
         rollout.status == "failed"
         for rollouts in rollouts_by_stage.values()
@@ -353,7 +361,9 @@ def ask(
 
 
 def asked_share(rollouts: Sequence[Rollout]) -> Estimate:
-    """Share of the rollouts that asked the library, with its 95 % interval; failed ones are left out."""
+    """Share of the rollouts that asked the library, with its 95 % interval; failed ones are left
+    out.
+    """
     scored = [rollout for rollout in rollouts if rollout.status != "failed"]
     return wilson_interval(sum(bool(rollout.observations) for rollout in scored), len(scored))
 
@@ -374,7 +384,9 @@ def _matches(rollouts: Sequence[Rollout]) -> dict[int, float]:
 
 
 def _choose_example(before: Sequence[Rollout], after: Sequence[Rollout]) -> int:
-    """Draw the number of a question that was wrong before and is right after, or of any if there is none."""
+    """Draw the number of a question that was wrong before and is right after, or of any if there is
+    none.
+    """
     matches_before = _matches(before)
     # A question whose rollout failed before training is not an example: nothing is known about it.
     learned = [

@@ -43,7 +43,10 @@ def check_access(request: web.Request, key: str | None, host: str) -> None:
     for url in (host_url, request.headers.get("Origin", host_url)):
         name = _host_name(url)
         if not is_loopback(name) and name != host.lower():
-            message = "Without a key the service answers to loopback names only, and to no other site's pages."
+            message = (
+                "Without a key the service answers to loopback names only, and to no other site's "
+                "pages."
+            )
             raise Refusal(403, message, "host_not_allowed")
 
 

@@ -1,7 +1,7 @@
 """The models of the service: a conversation in, an answer out; a call can be cancelled.
 
-No HTTP here. [`AgentAnswers`] plays the trained agent, [`ChatAnswers`] asks any [`ChatModel`], ProRefine's
-[`RefinedChat`] for one.
+No HTTP here. [`AgentAnswers`] plays the trained agent, [`ChatAnswers`] asks any [`ChatModel`],
+ProRefine's [`RefinedChat`] for one.
 """
 
 from __future__ import annotations
@@ -74,11 +74,14 @@ class ServedAnswer:
 
     Args:
         text (`str`, *optional*): The answer; `None` if there is none.
-        why_none (`str`, *optional*): Why the model gave no answer, which is its own failing and no outage.
-        error ([`LLMError`], *optional*): The call that failed. Then there is neither text nor reason.
+        why_none (`str`, *optional*): Why the model gave no answer, which is its own failing and no
+            outage.
+        error ([`LLMError`], *optional*): The call that failed. Then there is neither text nor
+            reason.
         finish_reason (`str`, *optional*, defaults to `"stop"`): As in OpenAI's format.
         usage ([`Usage`], *optional*): The answering model's tokens, and the cost of all calls.
-        workers (`dict`, *optional*): `calls` and `cost_usd` of each worker, by name, for an agent that leads some.
+        workers (`dict`, *optional*): `calls` and `cost_usd` of each worker, by name, for an agent
+            that leads some.
         trajectory (`dict`, *optional*): How it came about, as [`rollout_record`] describes it.
     """
 
@@ -119,7 +122,8 @@ class AgentAnswers:
 
     Args:
         agent ([`PromptAgent`]): Its policy is asked by all requests together.
-        max_cost_usd (`float`, *optional*): No further call is made for a request that has cost this much.
+        max_cost_usd (`float`, *optional*): No further call is made for a request that has cost this
+            much.
     """
 
     agent: PromptAgent
@@ -131,12 +135,13 @@ class AgentAnswers:
         is_program = environment is not None and environment.plays_whole_episodes
         if self.max_cost_usd is not None and is_program:
             raise ValueError(
-                "max_cost_usd of a request cannot be held to with a program: leave it out, or use a budget"
+                "max_cost_usd of a request cannot be held to with a program: leave it out, or use "
+                "a budget"
             )
         if self.agent.spec.environments:
             raise ValueError(
-                "a request does not say which of the agent's environments it is for: load the agent for one of them, "
-                "PromptAgent.from_pretrained(folder, environment, name=...)"
+                "a request does not say which of the agent's environments it is for: load the "
+                "agent for one of them, PromptAgent.from_pretrained(folder, environment, name=...)"
             )
 
     @property
@@ -179,8 +184,8 @@ class AgentAnswers:
         prompt_ids = await asyncio.to_thread(agent.chat_format.prompt_ids, row["prompt"])
         if limits.max_context is not None and len(prompt_ids) >= limits.max_context:
             message = (
-                f"This model's maximum context length is {limits.max_context} tokens, and your messages result in "
-                f"{len(prompt_ids)} tokens."
+                f"This model's maximum context length is {limits.max_context} tokens, and your "
+                f"messages result in {len(prompt_ids)} tokens."
             )
             return ServedAnswer(error=PromptTooLong(message))
         # A request can lower the agent's limit, and not raise it.
@@ -211,7 +216,8 @@ class AgentAnswers:
         sampled_tokens = sum(sum(sequence.mask) for sequence in rollout.sequences)
         usage = Usage(len(prompt_ids), sampled_tokens, _cost(rollout))
         trajectory = rollout_record(rollout)
-        # The operator's program returns more than its answer for rewards and records, not for clients.
+        # The operator's program returns more than its answer for rewards and records, not for
+        # clients.
         trajectory.pop("returned", None)
         trajectory.pop("not_recorded", None)
 
@@ -237,8 +243,9 @@ class ChatAnswers:
 
     Args:
         chat ([`ChatModel`]): The model that answers.
-        max_cost_usd (`float`, *optional*): For a [`RefinedChat`], which makes many calls for one answer: no further one
-            is made for a request that has cost this much. An answer that exists by then is returned.
+        max_cost_usd (`float`, *optional*): For a [`RefinedChat`], which makes many calls for one
+            answer: no further one is made for a request that has cost this much. An answer that
+            exists by then is returned.
     """
 
     chat: ChatModel
@@ -353,10 +360,12 @@ def _cost(rollout: Rollout) -> float:
 
 
 def conversation(spec: AgentSpec, messages: Sequence[Message]) -> list[Message]:
-    """The agent's prompt: the last message in the template it was trained with, earlier messages as they are.
+    """The agent's prompt: the last message in the template it was trained with, earlier messages as
+    they are.
 
-    The agent's own system prompt, which training may have evolved, comes first, as in training; the client's follows.
-    If a client sends the agent's own system prompt or template, it is not repeated.
+    The agent's own system prompt, which training may have evolved, comes first, as in training; the
+    client's follows. If a client sends the agent's own system prompt or template, it is not
+    repeated.
     """
     *earlier_messages, last_message = messages
 

@@ -1,4 +1,6 @@
-"""The web application of the service: a trained agent in the formats of OpenAI, Anthropic and Google."""
+"""The web application of the service: a trained agent in the formats of OpenAI, Anthropic and
+Google.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ class _App:
     def _middleware(self) -> Any:
         @web.middleware
         async def respond(request: web.Request, handler: _Handler) -> web.StreamResponse:
-            """Check access, send refusals in the format of the request, and write a line into the log."""
+            """Check access, send refusals in the format of the request, and write a line into the
+            log.
+            """
             start = time.perf_counter()
             # A request whose client hangs up gets no response, and keeps this status in the log.
             status = CLOSED_REQUEST
@@ -124,7 +128,9 @@ class _App:
     def _log(
         self, request: web.Request, dialect: Dialect | None, status: int, seconds: float
     ) -> None:
-        """Write a line without questions, keys and checks of health, and count a request that was refused early."""
+        """Write a line without questions, keys and checks of health, and count a request that was
+        refused early.
+        """
         summary = _summary.get()
         # The service counts the requests that reach a model.
         if dialect is not None and not summary:
@@ -138,8 +144,9 @@ class _App:
     def _refuse_path(self, request: web.Request, error: web.HTTPError) -> web.Response:
         served_paths = ", ".join(f"/v1{dialect.path}" for dialect in DIALECTS[:-1])
         message = (
-            f"{request.method} {request.path[:80]} is not served here. POST {served_paths} and Google's "
-            "models/...:generateContent are, and GET /v1/models, /health, /metrics and /openapi.json."
+            f"{request.method} {request.path[:80]} is not served here. POST {served_paths} and "
+            "Google's models/...:generateContent are, and GET /v1/models, /health, /metrics and "
+            "/openapi.json."
         )
         # HTTP demands that a 405 names the allowed methods.
         headers = {}
@@ -283,11 +290,16 @@ class _App:
 
     def _check_model(self, name: str) -> None:
         if name not in self.service.models:
-            message = f"The model {name[:80]!r} does not exist: there are {', '.join(self.service.models)}."
+            message = (
+                f"The model {name[:80]!r} does not exist: there are "
+                f"{', '.join(self.service.models)}."
+            )
             raise Refusal(404, message, "model_not_found", "model")
 
     def _check_row(self, request: AnswerRequest) -> None:
-        """Refuse fields of a row that the model does not take: without them the answer would be another one."""
+        """Refuse fields of a row that the model does not take: without them the answer would be
+        another one.
+        """
         taken = getattr(self.service.models[request.model], "row_fields", ())
         for name in request.row_fields:
             if name not in taken:

@@ -22,18 +22,22 @@ class ServeConfig:
     """The settings of the service.
 
     Args:
-        host (`str`, *optional*, defaults to `"127.0.0.1"`): Address to listen on. Any other than this machine's own
-            loopback needs a key.
+        host (`str`, *optional*, defaults to `"127.0.0.1"`): Address to listen on. Any other than
+            this machine's own loopback needs a key.
         port (`int`, *optional*, defaults to `8080`): Port to listen on; 0 takes a free one.
-        key_variable (`str`, *optional*, defaults to `"AGENTIC_PROMPTING_API_KEY"`): Environment variable that holds the
-            key. Where it is set, requests without it get a 401, on loopback too.
-        max_concurrency (`int`, *optional*, defaults to `256`): Requests answered at once; further ones get a 429.
+        key_variable (`str`, *optional*, defaults to `"AGENTIC_PROMPTING_API_KEY"`): Environment
+            variable that holds the key. Where it is set, requests without it get a 401, on loopback
+            too.
+        max_concurrency (`int`, *optional*, defaults to `256`): Requests answered at once; further
+            ones get a 429.
         max_body_bytes (`int`, *optional*, defaults to 1 MiB): Larger requests get a 413.
-        timeout (`float`, *optional*, defaults to `120.0`): Seconds for a request, its body included, after which it is
-            stopped: 504; 408 while the body is still coming, for which there are 30 seconds at most.
+        timeout (`float`, *optional*, defaults to `120.0`): Seconds for a request, its body
+            included, after which it is stopped: 504; 408 while the body is still coming, for which
+            there are 30 seconds at most.
         max_cost_usd (`float`, *optional*): Dollars that one request may cost: 402. By default any.
-        greedy (`bool`, *optional*, defaults to `False`): Take the likeliest token each time instead of sampling as in
-            training, for every request; without it for those with `temperature=0`.
+        greedy (`bool`, *optional*, defaults to `False`): Take the likeliest token each time instead
+            of sampling as in training, for every request; without it for those with
+            `temperature=0`.
 
     Raises:
         `ValueError`: If a limit is not positive, or the port is not valid.
@@ -73,8 +77,8 @@ class ServeConfig:
         key = os.environ.get(self.key_variable, "").strip()
         if not key and not is_loopback(self.host):
             raise ValueError(
-                f"listening on {self.host}, where other machines can ask, needs a key: set {self.key_variable}, or "
-                "listen on 127.0.0.1"
+                f"listening on {self.host}, where other machines can ask, needs a key: set "
+                f"{self.key_variable}, or listen on 127.0.0.1"
             )
         return key or None
 

@@ -1,9 +1,9 @@
 """Reading of requests: a body in any of the vendors' formats as an [`AnswerRequest`].
 
-The formats are those of the addresses of programs ([`Dialect`]). One rule says what becomes of a field: what would
-change the form of the answer, and is not offered here (tools, several choices, log-probabilities, JSON by a schema,
-images, state that the server keeps), is refused. Every other field that has no effect is ignored and named in the
-reply's header `X-Ignored-Parameters`.
+The formats are those of the addresses of programs ([`Dialect`]). One rule says what becomes of a
+field: what would change the form of the answer, and is not offered here (tools, several choices,
+log-probabilities, JSON by a schema, images, state that the server keeps), is refused. Every other
+field that has no effect is ignored and named in the reply's header `X-Ignored-Parameters`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class AnswerRequest:
         wants_trajectory (`bool`): Whether the reply has the field `trajectory`.
         wants_progress (`bool`): Whether the stream also has the events of the episode.
         ignored (`list[str]`): Names of the fields that have no effect.
-        row_fields (`dict[str, Any]`): The fields of the row, which an agent program reads beside the question.
+        row_fields (`dict[str, Any]`): The fields of the row, which an agent program reads beside
+            the question.
     """
 
     completion_request: CompletionRequest

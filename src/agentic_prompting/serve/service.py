@@ -129,7 +129,9 @@ class Service:
         headers: Mapping[str, str],
         on_progress: OnProgress | None,
     ) -> ServedAnswer:
-        """Play the episode of a request, but no longer than its client waits and than a request may take."""
+        """Play the episode of a request, but no longer than its client waits and than a request may
+        take.
+        """
         # Start the episode on the background loop. Without a seed each answer is another sample.
         seed = secrets.randbits(63) if request.seed is None else request.seed
         # The episode is played on another loop, so its events are handed over to this one.
@@ -196,9 +198,12 @@ def _to_refusal(error: LLMError) -> Refusal:
 
 
 def _message_for_client(error: LLMError) -> str:
-    """A failure in general words: without the text of an exception of the operator's code, and without its place."""
+    """A failure in general words: without the text of an exception of the operator's code, and
+    without its place.
+    """
     message = error.message
-    # Such a failure has a note with the traceback; the class of the exception is in its first words.
+    # Such a failure has a note with the traceback; the class of the exception is in its first
+    # words.
     if traceback_of(error):
         message = message.partition(": ")[0]
     return without_places(message)
@@ -218,8 +223,9 @@ def agent_service(
         config ([`ServeConfig`], *optional*): Address and limits.
         name (`str`, *optional*, defaults to `"agent"`): What clients call it.
         refined ([`ChatModel`], *optional*): Served beside it as `prorefine`; a [`RefinedChat`].
-        budget ([`Budget`], *optional*): What all of them may spend, each in its role: `environment`, and those of the
-            refiner (`task`, `feedback`, `optimizer`, `verifier`). Models that are one object have one account.
+        budget ([`Budget`], *optional*): What all of them may spend, each in its role:
+            `environment`, and those of the refiner (`task`, `feedback`, `optimizer`, `verifier`).
+            Models that are one object have one account.
     """
     # The policy itself knows how many turns are being written.
     metrics = Metrics()

@@ -242,8 +242,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
         # Without a server its address would be ignored: in `colocate`, TRL's default, too.
         if self.vllm_server_base_url and not has_server:
             raise ValueError(
-                "vllm_server_base_url would be ignored: set use_vllm=True and vllm_mode='server' as "
-                "well"
+                "vllm_server_base_url would be ignored: set use_vllm=True and vllm_mode='server' "
+                "as well"
             )
 
     def _check_sampling_options(self) -> None:

@@ -1,8 +1,8 @@
 """The undocumented parts of TRL that the trainers depend on, checked when a trainer is created.
 
 They change between TRL's releases. [`CONTRACT`] lists every such part that this folder overrides,
-reads or sets, with the parameters that it relies on. tests/trainers/test_contract.py compares
-the table with the source of the folder, and tests what each part does on the versions in [`TESTED`].
+reads or sets, with the parameters that it relies on. tests/trainers/test_contract.py compares the
+table with the source of the folder, and tests what each part does on the versions in [`TESTED`].
 Another version of TRL is compared with the table: a difference is an error that names the part;
 without one there is a single warning.
 """

@@ -450,8 +450,8 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         with self._processing(batch), importance_ratio:
             scored = super()._generate_and_score_completions(batch.rows)
 
-        # Check the sampler's log-probabilities against the trainer's. With importance correction TRL
-        # has already compared the two. Otherwise `_compute_loss_of_rows` does, and needs the
+        # Check the sampler's log-probabilities against the trainer's. With importance correction
+        # TRL has already compared the two. Otherwise `_compute_loss_of_rows` does, and needs the
         # sampler's values.
         if batch.off_policy:
             clipped = clipped_share(scored, self.args, self.accelerator)
@@ -584,8 +584,8 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         self.monitor.record_unscored(batch)
         if self.args.rollouts_max_mb and self.is_in_train:
             error.add_note(
-                f"the rollouts of this batch are in {self.monitor.log.folder}, without rewards; fix "
-                "the reward function, then train with resume_from_checkpoint=True "
+                f"the rollouts of this batch are in {self.monitor.log.folder}, without rewards; "
+                "fix the reward function, then train with resume_from_checkpoint=True "
                 "(--resume_from_checkpoint true) to go on from the last checkpoint, or with "
                 "overwrite=True (--overwrite true) from the beginning"
             )
@@ -722,7 +722,8 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             components[name] = judge
         return components
 
-    # Three numbers of rollouts, which are equal unless a row is played under several prompts (E-SPL):
+    # Three numbers of rollouts, which are equal unless a row is played under several prompts
+    # (E-SPL):
     # - `args.num_generations`: those of a row under one prompt;
     # - `rollouts_per_group()`, TRL's attribute `num_generations`: those that share a baseline;
     # - `rollouts_per_row()`: all of a row in a batch.

@@ -160,9 +160,10 @@ def check_dataset(
     """Check that a dataset has the columns that the prompt and the reward functions need.
 
     Raises:
-        `ValueError`: If the rows have neither a question nor a prompt, if they lack a column that
-            a reward function needs or have one that it would not get, if a reward function has no `**kwargs` for the other arguments,
-            or if the rows have a prompt of their own, so that the template would be ignored.
+        `ValueError`: If the rows have neither a question nor a prompt, if they lack a column that a
+            reward function needs or have one that it would not get, if a reward function has no
+            `**kwargs` for the other arguments, or if the rows have a prompt of their own, so that
+            the template would be ignored.
     """
     # Rows with a prompt of their own need no question.
     prompt_column = "prompt" if has_prompt_column(dataset) else "question"

@@ -220,9 +220,9 @@ class ReflectionWatch:
             no_change = f", and {self.no_change_attempts} proposed no change"
         reasons = ", ".join(f"{name} {count}" for name, count in self.failures.items())
         logger.warning(
-            "no new system prompt: %s %d attempts to write one have failed (%s)%s%s; evolution.jsonl "
-            "in output_dir has each of them. Take a more capable reference LLM, or raise max_words= "
-            "or the max_tokens of its replies",
+            "no new system prompt: %s %d attempts to write one have failed (%s)%s%s; "
+            "evolution.jsonl in output_dir has each of them. Take a more capable reference LLM, or "
+            "raise max_words= or the max_tokens of its replies",
             f"{self.failed_attempts} of" if no_change else "all",
             attempts,
             reasons,

@@ -1,4 +1,5 @@
-"""Chooses the agent's form: by the trainer's arguments, its environment, the saved model, or default.
+"""Chooses the agent's form: by the trainer's arguments, its environment, the saved model, or
+default.
 
 A form is a prompt template, a system prompt and a grammar, with what depends on them; see
 [`AgentSpec`].
@@ -271,8 +272,8 @@ def drop_unused_template(spec: AgentSpec, dataset: Rows) -> AgentSpec:
     """Return the form to save with an agent that was trained on a dataset.
 
     Rows with a prompt of their own are shown to the agent as they are. The saved agent must not be
-    asked with instructions that it has never seen, so its template is then the bare question, unless
-    the rows' prompts were made with the template.
+    asked with instructions that it has never seen, so its template is then the bare question,
+    unless the rows' prompts were made with the template.
     """
     # The first row decides, as for the form of prompts.
     row: Mapping[str, Any] = {}

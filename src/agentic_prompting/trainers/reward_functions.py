@@ -172,8 +172,8 @@ def check_reward_weights(
             names.append(getattr(function, "__name__", type(function).__name__))
     raise ValueError(
         f"reward_weights={list(weights)} must have one weight for each of the "
-        f"{count_in_words(len(reward_functions), 'reward function')} ({', '.join(names) or 'none'}), in "
-        "their order"
+        f"{count_in_words(len(reward_functions), 'reward function')} "
+        f"({', '.join(names) or 'none'}), in their order"
     )
 
 
@@ -225,7 +225,8 @@ def guard_reward_function(function: RewardFunction) -> RewardFunction:
 
     After an `exit()` or the like, which code written by a model may call, the batch has no reward
     from the function, and a warning is logged. Ordinary exceptions are bugs in the function and are
-    raised, with a note that names it. NaN counts as `None`, as in TRL; the first one of a function is logged.
+    raised, with a note that names it. NaN counts as `None`, as in TRL; the first one of a function
+    is logged.
 
     Args:
         function (`Callable`, `str` or `torch.nn.Module`): Reward models and their names are

@@ -133,7 +133,8 @@ def describe_inputs(
 class SettingsFile(TrainerCallback):
     """Writes [`RunSettings`] when training begins.
 
-    If a run is resumed with other rows, other code or another learning rate than the file says, a warning is logged.
+    If a run is resumed with other rows, other code or another learning rate than the file says, a
+    warning is logged.
 
     Args:
         rows (`int`, *optional*): Rows of the training data.
@@ -188,13 +189,16 @@ def _warn_of_changes(args: TrainingArguments, inputs: Mapping[str, str]) -> None
     if changes:
         logger.warning(
             "this run is resumed after a change of %s: its steps so far were trained without the "
-            "change, and its logs and rollouts mix both. For a run of its own use another output_dir",
+            "change, and its logs and rollouts mix both. For a run of its own use another "
+            "output_dir",
             " and ".join(changes),
         )
 
 
 def _warn_of_arguments(saved_args: Mapping[str, Any], args: Mapping[str, Any]) -> None:
-    """Log a warning for training arguments that are not as before, and say which of them have no effect."""
+    """Log a warning for training arguments that are not as before, and say which of them have no
+    effect.
+    """
     ignored: list[str] = []
     applied: list[str] = []
     for name in _LEARNING_ARGUMENTS:
@@ -206,8 +210,9 @@ def _warn_of_arguments(saved_args: Mapping[str, Any], args: Mapping[str, Any]) -
         (ignored if is_ignored else applied).append(change)
     if ignored:
         logger.warning(
-            "%s has no effect: a resumed run goes on with the schedule of its checkpoint. To train these weights "
-            "at another rate, begin a run of its own with the checkpoint as its model",
+            "%s has no effect: a resumed run goes on with the schedule of its checkpoint. To train "
+            "these weights at another rate, begin a run of its own with the checkpoint as its "
+            "model",
             ", ".join(ignored),
         )
     if applied:

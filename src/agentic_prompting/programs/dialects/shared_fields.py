@@ -246,7 +246,10 @@ def read_hosted_tool(tool_type: Any) -> str:
     """
     # Versions of a tool differ in how its type ends, such as `web_search_20250305`.
     if not str(tool_type).startswith(_HOSTED_TOOLS):
-        message = f"Tools of type {quote(tool_type)} are not supported: give the agent a function instead."
+        message = (
+            f"Tools of type {quote(tool_type)} are not supported: give the agent a function "
+            "instead."
+        )
         raise Refusal(400, message, "unsupported_value", "tools")
     return str(tool_type)
 

@@ -9,10 +9,10 @@ not finished stay *in flight* while the weights are updated.
 
 **The resume.** A checkpoint has the logs of the groups in flight, and the file has what arrived
 later. A resumed run takes the longer log of each episode, if the file belongs to the same run
-(`run_identity.py`), and continues these episodes: each goes through its log once more. A log returns
-what it holds, and asks policy and environment only for the rest: nothing is sampled or paid for
-twice. Some rollouts are replayed from the start (`async/played_anew`): programs, which find their
-turns in the log, and groups whose reset cannot be repeated.
+(`run_identity.py`), and continues these episodes: each goes through its log once more. A log
+returns what it holds, and asks policy and environment only for the rest: nothing is sampled or paid
+for twice. Some rollouts are replayed from the start (`async/played_anew`): programs, which find
+their turns in the log, and groups whose reset cannot be repeated.
 """
 
 from .async_source import AsyncSource, RolloutGroup, make_async_source

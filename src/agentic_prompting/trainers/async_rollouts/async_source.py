@@ -421,7 +421,8 @@ class AsyncSource:
                 done_count += 1
             updates_left = max(self.max_staleness - (self.updates - group.started_at), 0)
             batches_left = updates_left // self.updates_per_batch
-            # Later batches can still take some of the groups up to this one: the others must be done.
+            # Later batches can still take some of the groups up to this one: the others must be
+            # done.
             later_count = batches_left * group_count
             due_count = position - later_count
             if done_count < min(group_count, due_count):

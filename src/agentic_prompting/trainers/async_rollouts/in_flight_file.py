@@ -128,7 +128,8 @@ class InFlightFile:
         self._has_header = self._header is not None
 
     def adopt_or_put_aside(self, checkpoint_state: Mapping[str, Any] | None) -> bool:
-        """Continue the run of the entries, under its id; or put them aside if they are another run's.
+        """Continue the run of the entries, under its id; or put them aside if they are another
+        run's.
 
         They are then moved to a file beside this one, with one warning.
 

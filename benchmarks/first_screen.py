@@ -24,7 +24,8 @@ NOT_MEASURED = "not measured"
 def table(folder: Path = RECORDS) -> str:
     """Return a row for each kind of training; those without a measurement say so."""
     rows = _library(folder)
-    rows += [_langgraph(folder), _calculator(folder), _conductor(folder), _demo(folder)]
+    rows += [_langgraph(folder), _calculator(folder), _large_llm(folder), _conductor(folder)]
+    rows.append(_demo(folder))
     rows += [*_harnesses(folder), _espl(folder)]
     rows.append(
         ("to ask `gpt-4o-mini` on HotpotQA", "Qwen3-4B, one GPU", "", NOT_MEASURED, "`examples/`")
@@ -84,6 +85,15 @@ def _calculator(folder: Path) -> Sequence[str]:
     minutes = _minutes(mean(record["seconds"] for record in records))
     task = "to use a calculator (second protocol)"
     return (task, SMALL, minutes, scores, "`benchmarks/real/calculator.py`")
+
+
+def _large_llm(folder: Path) -> Sequence[str]:
+    """A real model that asks a large LLM, beside the LLM without it."""
+    (record,) = _read(folder, "large_llm")
+    task = "to ask a 1.5B LLM about chemical elements"
+    *cells, scores, command = _real_run(record, task, "`benchmarks/real/large_llm.py`")
+    alone = share(record["llm_alone"]["right"])
+    return (*cells, f"{scores}; the LLM alone {alone:.3f}", command)
 
 
 def _conductor(folder: Path) -> Sequence[str]:

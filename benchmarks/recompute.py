@@ -46,6 +46,7 @@ from benchmarks.real import (
     form_tables,
     headroom as real_headroom,
     langgraph_agent,
+    large_llm,
     library,
     prorefine as real_prorefine,
 )
@@ -336,6 +337,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "real_conductor.kinds": real_conductor.kinds_table,
     "real_conductor.calls": real_conductor.calls_table,
     "evolve_prompts.table": evolve_prompts.table,
+    "large_llm.table": large_llm.table,
     "real_prorefine.table": real_prorefine.table,
     "conductor_coder.systems": real_conductor.systems_table,
     "conductor_coder.kinds": real_conductor.kinds_table,

@@ -527,7 +527,8 @@ class OpenAIChat:
         """Return a message with the options of the role that this client plays in a command."""
         if self.command_role is None:
             return message
-        return f"{message}; {self.command_role.advice}"
+        joint = " " if message.endswith("?") else "; "
+        return f"{message}{joint}{self.command_role.advice}"
 
     def _count(self, reply: Reply) -> Reply:
         """Add a reply to the counts and return it."""

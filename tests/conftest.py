@@ -1,4 +1,7 @@
-"""Fixtures of all tests: a tiny saved policy, sandbox questions, the command. Other shared code is in `support/`."""
+"""Fixtures of all tests: a tiny saved policy, sandbox questions, the command.
+
+Other shared code is in `support/`.
+"""
 
 import os
 import signal
@@ -10,14 +13,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# The papers' released files are not ours to distribute. They are in the folder of this variable, or beside the
-# checkout; otherwise the tests on them are skipped.
+# The papers' released files are not ours to distribute. They are in the folder of this variable, or
+# beside the checkout; otherwise the tests on them are skipped.
 if (
     released := next(Path(__file__).resolve().parents[2].glob("*/data/prompt_r1"), None)
 ) is not None:
     os.environ.setdefault("AGENTIC_PROMPTING_DATA", str(released.parent))
 
-# A shell that runs the tests in the background makes them, and all processes that they start, ignore Ctrl-C.
+# A shell that runs the tests in the background makes them, and all processes that they start,
+# ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -29,7 +33,9 @@ SLOW_FOLDERS = ("whole", "trainers")
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the folders of the longest files: last, they would leave the other workers without work."""
+    """Begin with the folders of the longest files: last, they would leave the other workers without
+    work.
+    """
 
     def place(item):
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
@@ -40,7 +46,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def forget_written_modules(tmp_path_factory):
-    """Forgets the modules that a test wrote and imported: another test may write one of the same name."""
+    """Forgets the modules that a test wrote and imported: another test may write one of the same
+    name.
+    """
     loaded_before = set(sys.modules)
     yield
     temporary = tmp_path_factory.getbasetemp()

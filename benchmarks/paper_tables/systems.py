@@ -1,4 +1,6 @@
-"""From a table's names to systems: which model, prompt and folder; what an optimiser found is kept on disk."""
+"""From a table's names to systems: which model, prompt and folder; what an optimiser found is kept
+on disk.
+"""
 
 from __future__ import annotations
 
@@ -78,11 +80,16 @@ def connect(
 
 
 def _command_role(role: str, models: Mapping[str, Mapping[str, Any]], base_url: str) -> CommandRole:
-    """The name and settings of a model for errors of its client, and an address that may have been forgotten."""
+    """The name and settings of a model for errors of its client, and an address that may have been
+    forgotten.
+    """
     advice = f"the settings of models: {role} are its name, base_url and price"
     others = [other for other, settings in models.items() if settings.get("base_url")]
     if others and not models[role].get("base_url") and "api.openai.com" in base_url:
-        advice += f"; models: {others[0]} has a base_url, models: {role} has none and is asked at {base_url}"
+        advice += (
+            f"; models: {others[0]} has a base_url, models: {role} has none and is asked at "
+            f"{base_url}"
+        )
     return CommandRole(f"the model {role!r}", advice)
 
 
@@ -94,7 +101,8 @@ class Lessons:
         task (`str`): The task, as the configuration has it.
         train (`list`): Rows that prompts are optimised on.
         validation (`list`, *optional*): Rows that TextGrad chooses by; by default half of those.
-        fit (`Callable`, *optional*): Gives the rows that trained systems learn from, `None` for those of `train`.
+        fit (`Callable`, *optional*): Gives the rows that trained systems learn from, `None` for
+            those of `train`.
     """
 
     task: str
@@ -111,7 +119,8 @@ class Workshop:
         models (`dict`): Clients and their sampling, by the configuration's names.
         folder (`Path`): Where what was found and trained is kept.
         cache ([`ReplayCache`]): For models without one of their own.
-        seed (`int`, *optional*): Where several trainings are put together, the one whose folders are taken.
+        seed (`int`, *optional*): Where several trainings are put together, the one whose folders
+            are taken.
     """
 
     def __init__(
@@ -140,7 +149,8 @@ class Workshop:
         """
         if system.kind in _NEEDS and importlib.util.find_spec(_NEEDS[system.kind]) is None:
             raise Unavailable(
-                f"{_NEEDS[system.kind]} is not installed: pip install 'agentic-prompting[optimizers]'"
+                f"{_NEEDS[system.kind]} is not installed: pip install "
+                "'agentic-prompting[optimizers]'"
             )
         if "judged" not in task.metrics:
             return self._make(system, task, lessons)
@@ -241,7 +251,9 @@ class Workshop:
         return PromptedSystem(chat, result.prompt, result.calls, **sampling)
 
     def _check_no_other_search(self, system: str, task: str) -> None:
-        """Raise `ValueError`, before a search is paid, if the answers in the folder are to the prompt of another search."""
+        """Raise `ValueError`, before a search is paid, if the answers in the folder are to the
+        prompt of another search.
+        """
         answers = self.folder / folder_of_task(task) / f"{file_name(system)}.jsonl"
         if not answers.exists():
             return
@@ -250,9 +262,9 @@ class Workshop:
             record = json.loads(path.read_text(encoding="utf-8"))
             if is_of_system and record.get("task") == task:
                 raise ValueError(
-                    f"{answers} holds answers to the prompt in {path.name}, which {system} found with another first "
-                    "metric, model, start prompt, number of calls, seed or rows: use those, or another output folder "
-                    "(--output-dir)"
+                    f"{answers} holds answers to the prompt in {path.name}, which {system} found "
+                    "with another first metric, model, start prompt, number of calls, seed or "
+                    "rows: use those, or another output folder (--output-dir)"
                 )
 
     def _prorefine(self, settings: Mapping[str, Any], prompt: str, task: EvaluationTask) -> System:
@@ -349,8 +361,8 @@ def _check_found_with(path: Path, inputs: Mapping[str, str], system: str) -> Non
     for name, description in descriptions.items():
         if record.get(name, inputs[name]) != inputs[name]:
             raise ValueError(
-                f"{path} is the prompt that {system} found with {description}: use those of then, or another output "
-                "folder (--output-dir)"
+                f"{path} is the prompt that {system} found with {description}: use those of then, "
+                "or another output folder (--output-dir)"
             )
 
 
@@ -361,7 +373,9 @@ def _read_result(path: Path) -> Found:
 
 
 def _label_metric(task: EvaluationTask) -> str:
-    """The first metric that needs no judge: what is optimised, and what the optimal verifier compares by."""
+    """The first metric that needs no judge: what is optimised, and what the optimal verifier
+    compares by.
+    """
     return next(name for name in task.metrics if name != "judged")
 
 
@@ -377,7 +391,9 @@ def _judge_verifier(judge: AccuracyJudge) -> Verifier:
 
 
 def _with_espl_prompt(spec: AgentSpec, folder: Path) -> AgentSpec:
-    """With the system prompt that a joint run found beside its weights, as [`ESPLTrainer`] saves it."""
+    """With the system prompt that a joint run found beside its weights, as [`ESPLTrainer`] saves
+    it.
+    """
     path = folder / "system_prompt.txt"
     if not path.is_file():
         return spec

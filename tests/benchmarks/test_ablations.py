@@ -1,4 +1,6 @@
-"""benchmarks/learning/prompt_r1_sandbox.py without its trainings: what its tables say follows from the records."""
+"""benchmarks/learning/prompt_r1_sandbox.py without its trainings: what its tables say follows from
+the records.
+"""
 
 import asyncio
 
@@ -115,7 +117,7 @@ def test_the_first_paragraph_says_no_more_than_its_seeds_do(old, said):
     assert tables.headline(entries).endswith(f"higher: {said}.")
 
 
-# --- the script ------------------------------------------------------------------------------------------------------
+# --- the script -----------------------------------------------------------------------------------
 
 
 def test_every_changed_number_of_the_training_comes_from_the_sandbox_config():

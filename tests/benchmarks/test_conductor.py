@@ -1,4 +1,6 @@
-"""The sandbox of the conductor: its world keeps what its protocol requires, and its traces are what the agent will see."""
+"""The sandbox of the conductor: its world keeps what its protocol requires, and its traces are what
+the agent will see.
+"""
 
 import random
 from types import SimpleNamespace
@@ -75,7 +77,10 @@ def test_a_worker_guesses_what_is_not_its_own():
     forms = ScriptedWorker(FACTS, "forms")
     assert forms.answer("what is the form for 254 ?").startswith("the answer is form-")
     guess = forms.answer("what is the form for the code of Kenya ?")
-    quoted = "Quoted replies:\n#1 : it is 254 ; the answer is 254 .\n\nRequest:\nwhat is the form for #1 ?"
+    quoted = (
+        "Quoted replies:\n#1 : it is 254 ; the answer is 254 .\n\nRequest:\nwhat is the form for "
+        "#1 ?"
+    )
     assert guess.startswith("the answer is form-")
     assert forms.answer(quoted) == forms.answer("what is the form for 254 ?")
     assert forms.answer("what is the code of Kenya ?") == "i do not understand ."

@@ -61,7 +61,8 @@ def test_the_config_is_the_examples():
     )
 
 
-# The figures ---------------------------------------------------------------------------------------------------------
+# The figures
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_figures_from_what_runs_leave(tmp_path, capsys):
     assert Path(drawn["picture"]).exists() and drawn["spearman"]["joint"] > 0
 
 
-# --- what continuous integration asks of two runs ------------------------------------------------------------------
+# --- what continuous integration asks of two runs -------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ def test_a_run_that_does_not_learn_fails(changes, complaint, monkeypatch):
     assert all(complaint in problem for problem in problem_texts)
 
 
-# --- the league, and the figures in the pages ----------------------------------------------------------------------
+# --- the league, and the figures in the pages -----------------------------------------------------
 
 
 def record(method, seed, correct, world="rules"):
@@ -230,8 +231,8 @@ def test_what_would_count_against_us_is_said_first(monkeypatch):
     text = league_first.verdicts(league_first.summarise(records))
     assert text.startswith("- *rules*: joint training is first of 3.")
     assert (
-        "- Not so: joint training is not above RL and evolution alone. Minus joint: rl -0.500 [-0.500"
-        in text
+        "- Not so: joint training is not above RL and evolution alone. Minus joint: rl -0.500 "
+        "[-0.500" in text
     )
     assert text.count("Not decided yet") == 4
     records += [record("joint", seed, "1000", "habits") for seed in (1, 2)]

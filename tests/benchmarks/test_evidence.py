@@ -1,4 +1,6 @@
-"""What the pages say is what the records in `records/` say, and no figure stands on a page without either."""
+"""What the pages say is what the records in `records/` say, and no figure stands on a page without
+either.
+"""
 
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from benchmarks.learning import broken as broken, prorefine_budget as budget, sm
 ROOT = Path(__file__).parents[2]
 
 
-# --- recompute.py ----------------------------------------------------------------------------------------------------
+# --- recompute.py ---------------------------------------------------------------------------------
 
 
 def test_the_pages_say_what_the_records_say():
@@ -58,7 +60,7 @@ def test_the_table_of_speeds_names_what_misses_its_target_and_what_is_not_record
     assert "(`rollout.py`) |  | <= 1.25 | no record |  |" in table
 
 
-# --- learning.py and learning_broken.py ------------------------------------------------------------------------------
+# --- learning.py and learning_broken.py -----------------------------------------------------------
 
 
 def batch(step, mode="train", **rewards):
@@ -107,7 +109,7 @@ def test_what_is_broken_on_purpose_is_broken(monkeypatch):
     assert len(orders) > 2
 
 
-# --- prorefine_budget.py ---------------------------------------------------------------------------------------------
+# --- prorefine_budget.py --------------------------------------------------------------------------
 
 
 @pytest.fixture

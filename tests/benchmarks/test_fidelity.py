@@ -1,4 +1,6 @@
-"""The papers against the code: `benchmarks/fidelity/papers.py`, and what docs/fidelity.md says of it."""
+"""The papers against the code: `benchmarks/fidelity/papers.py`, and what docs/fidelity.md says of
+it.
+"""
 
 import json
 import re

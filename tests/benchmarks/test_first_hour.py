@@ -1,4 +1,6 @@
-"""`benchmarks/reliability/first_hour.py`: a part and some mistakes of the hour, played; how lines are counted."""
+"""`benchmarks/reliability/first_hour.py`: a part and some mistakes of the hour, played; how lines
+are counted.
+"""
 
 import json
 

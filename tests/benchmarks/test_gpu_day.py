@@ -1,4 +1,6 @@
-"""`gpu_day.py` in miniature: parts in processes of their own, what becomes of a killed one, and the pages."""
+"""`gpu_day.py` in miniature: parts in processes of their own, what becomes of a killed one, and the
+pages.
+"""
 
 import sys
 
@@ -57,7 +59,8 @@ def test_what_is_not_there_is_left_out(monkeypatch):
 def test_a_failed_part_keeps_what_it_had_found(monkeypatch, tmp_path):
     script = tmp_path / "part.py"
     script.write_text(
-        "print('{\"one\": 1}', flush=True); print('{\"one\": 1, \"two\": 0.5}'); raise SystemExit('burnt')"
+        'print(\'{"one": 1}\', flush=True); print(\'{"one": 1, "two": 0.5}\'); raise '
+        "SystemExit('burnt')"
     )
     monkeypatch.setattr(gpu_day, "COMMAND", (sys.executable, str(script)))
     record = gpu_day.measure_part(STEP, True, 60)

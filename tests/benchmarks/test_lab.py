@@ -52,7 +52,9 @@ def test_records_are_appended_and_what_is_missing_is_found(tmp_path):
 
 
 def test_a_training_is_evaluated_until_it_is_good(asking_policy, rows, tmp_path, monkeypatch):
-    """Calls of training are counted and those of evaluations are not; a shared reply is asked for once."""
+    """Calls of training are counted and those of evaluations are not; a shared reply is asked for
+    once.
+    """
     small = {
         "per_device_train_batch_size": 16,
         "gradient_accumulation_steps": 1,

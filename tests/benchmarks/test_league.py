@@ -1,4 +1,6 @@
-"""The second league: its cells, what they say together, and that a run that was killed goes on where it was."""
+"""The second league: its cells, what they say together, and that a run that was killed goes on
+where it was.
+"""
 
 import os
 import signal
@@ -110,8 +112,8 @@ def test_paired_ratings_and_distillations_have_their_lines():
         "no better than one call"
     )
     assert (
-        "with a teacher that moved, minus imitation: +0.250 [+0.250, +0.250], on 16 seeds, over 1 of"
-        in text
+        "with a teacher that moved, minus imitation: +0.250 [+0.250, +0.250], on 16 seeds, over 1 "
+        "of" in text
     )
     assert (
         "Not asked by the protocol: joint training minus GEPA, then GRPO: +0.500 [+0.500, +0.500]"
@@ -249,7 +251,9 @@ def test_a_warm_start_has_the_code_that_made_it_in_its_name(monkeypatch, tmp_pat
 
 @long
 def test_the_phases_of_a_method_hand_on_weights_and_prompt(monkeypatch, tmp_path):
-    """GEPA's prompt is where joint training starts, whose prompt is then left out; every phase's rollouts count."""
+    """GEPA's prompt is where joint training starts, whose prompt is then left out; every phase's
+    rollouts count.
+    """
     pytest.importorskip("gepa", reason="needs the extra optimizers")
     from agentic_prompting.sandbox.setup import prepare_guarded
 

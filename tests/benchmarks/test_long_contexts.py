@@ -1,5 +1,6 @@
-"""Long contexts: memory of a step per token does not grow, observations take none of it in the head, and a turn of the
-engine reads its new tokens alone."""
+"""Long contexts: memory of a step per token does not grow, observations take none of it in the
+head, and a turn of the engine reads its new tokens alone.
+"""
 
 import importlib
 
@@ -22,7 +23,9 @@ def test_memory_grows_with_the_tokens_and_stays_below_trls(script):
 
 
 def test_steps_and_turns_are_timed(script, monkeypatch):
-    """Ours and TRL's train on the same tokens; what would take too long is left out; no turn reads anything again."""
+    """Ours and TRL's train on the same tokens; what would take too long is left out; no turn reads
+    anything again.
+    """
     monkeypatch.setattr(script, "PATIENCE", 1e-9)
     measured = script.time_steps((128, 256))
     assert measured["left_out"] == [256] and measured["steps"][128].keys() == {"ours", "trl"}

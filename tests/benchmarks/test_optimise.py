@@ -1,5 +1,6 @@
-"""The optimisers on the sandbox's scripted models: they find better prompts, within their calls, GEPA and TextGrad by
-their authors' packages."""
+"""The optimisers on the sandbox's scripted models: they find better prompts, within their calls,
+GEPA and TextGrad by their authors' packages.
+"""
 
 import os
 import sys
@@ -45,7 +46,8 @@ def test_each_optimiser_finds_a_better_prompt_within_its_calls(name):
 
 
 def test_espl_evolves_the_prompt_of_a_model_that_nobody_trains():
-    # The stand-in answers a question the same way each time: no mixed outcomes, so failures have to be looked at.
+    # The stand-in answers a question the same way each time: no mixed outcomes, so failures have to
+    # be looked at.
     config = EvolveConfig(
         num_generations=1, problems_per_step=8, p_crossover=0.0, reflect_on="imperfect"
     )

@@ -1,4 +1,6 @@
-"""benchmarks/learning/program_sandbox.py without its trainings: what its table says follows from the records."""
+"""benchmarks/learning/program_sandbox.py without its trainings: what its table says follows from
+the records.
+"""
 
 from benchmarks.learning import program_sandbox as sandbox
 

@@ -1,4 +1,6 @@
-"""The world of benchmarks/real/conductor.py: its questions, its workers, its demonstrations and its tables."""
+"""The world of benchmarks/real/conductor.py: its questions, its workers, its demonstrations and its
+tables.
+"""
 
 import asyncio
 import random

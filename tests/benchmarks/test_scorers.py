@@ -24,7 +24,9 @@ def test_most_pairs_have_the_same_score(differences):
 
 
 def test_math_verify_is_only_contradicted_with_reason(differences):
-    """Where math-verify finds an answer right and ours does not, it is a hedge or a very small number."""
+    """Where math-verify finds an answer right and ours does not, it is a hedge or a very small
+    number.
+    """
     stricter = [
         difference
         for difference in differences

@@ -1,4 +1,6 @@
-"""benchmarks/learning/several_environments.py without its trainings: the table follows from the records."""
+"""benchmarks/learning/several_environments.py without its trainings: the table follows from the
+records.
+"""
 
 from benchmarks.learning import several_environments as several
 

@@ -176,7 +176,10 @@ def test_agents_of_a_table(asking_policy, tmp_path):
     from paper_tables.sandbox import sandbox_models
     from paper_tables.systems import Lessons, Unavailable, Workshop
 
-    agents = f"agent: {{folder: {asking_policy}, environment: oracle}}\n  untrained: {{kind: agent, folder: {tmp_path}}}"
+    agents = (
+        f"agent: {{folder: {asking_policy}, environment: oracle}}\n  untrained: "
+        f"{{kind: agent, folder: {tmp_path}}}"
+    )
     config = load_config(written(tmp_path, SMALL.replace("opro: {}", agents)))
     systems = {system.name: system for system in config.systems}
     models = {name: (model, {}) for name, model in sandbox_models().items()}
@@ -442,7 +445,9 @@ def test_a_file_of_your_own_is_split(tmp_path, monkeypatch, capsys):
 
 
 def closed_model_table(tmp_path, server, **changes):
-    """The command that fills a table of OPRO and its start prompt on rows of one's own, at a server."""
+    """The command that fills a table of OPRO and its start prompt on rows of one's own, at a
+    server.
+    """
     lines = "".join(f"Which colour has flag {i}?;blue\n" for i in range(10))
     (tmp_path / "mine.csv").write_text("request;reply\n" + lines)
     model = f'{{base_url: "{server.base_url}", price: [1, 1]}}'
@@ -582,7 +587,9 @@ def test_the_curves_of_two_trainings_are_overlaid(tmp_path, capsys):
 
 
 def test_the_sft_baseline_is_table_7s(tmp_path, monkeypatch):
-    """LoRA of rank 8, merged; 4 x 8 rows a step, 1e-4, three epochs, cosine with a tenth of warm-up."""
+    """LoRA of rank 8, merged; 4 x 8 rows a step, 1e-4, three epochs, cosine with a tenth of
+    warm-up.
+    """
     from agentic_prompting.sandbox.policy import build_policy, world_tokenizer
     from paper_tables import training
 

@@ -99,7 +99,9 @@ def test_a_small_tokenizer_reads_the_same_texts(benchmark):
 @pytest.mark.timeout(600)
 @long
 def test_a_checkout_is_run_with_both_classes(tmp_path):
-    """A checkout of three tests: one that both pass, one about what is different on purpose, one that nobody passes."""
+    """A checkout of three tests: one that both pass, one about what is different on purpose, one
+    that nobody passes.
+    """
     checkout = tmp_path / "checkout"
     (checkout / "tests").mkdir(parents=True)
     (checkout / "pyproject.toml").write_text(

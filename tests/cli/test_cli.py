@@ -1,4 +1,6 @@
-"""The `agentic-prompting` command: one surface over all sub-commands, `demo`, `train`, `ask`, `evolve`, and Ctrl-C."""
+"""The `agentic-prompting` command: one surface over all sub-commands, `demo`, `train`, `ask`,
+`evolve`, and Ctrl-C.
+"""
 
 import contextlib
 import io
@@ -41,7 +43,7 @@ def parser_of(name):
     )
 
 
-# --- one surface --------------------------------------------------------------------------------------------------
+# --- one surface ----------------------------------------------------------------------------------
 
 
 def test_the_commands_are_those_of_the_table():
@@ -88,7 +90,10 @@ def flags_of(name):
 
 
 def test_an_option_is_the_same_thing_everywhere():
-    """One name, one type. Folders that are written to are --output-dir, what scripts read is --json."""
+    """One name, one type.
+
+    Folders that are written to are --output-dir, what scripts read is --json.
+    """
     types: dict[str, set[str]] = {}
     for name in PARSED:
         for settings in import_module(f"agentic_prompting.cli.{name.replace('-', '_')}").SETTINGS:
@@ -151,7 +156,7 @@ def test_data_as_json(run):
     assert checks and all(check["task"] == "gsm8k" and not check["problem"] for check in checks)
 
 
-# --- demo and train: what is started ------------------------------------------------------------------------------
+# --- demo and train: what is started --------------------------------------------------------------
 
 
 @pytest.fixture
@@ -172,7 +177,10 @@ def launched(monkeypatch):
 
 
 def test_the_package_has_the_examples_configurations():
-    """The wheel has no examples/: those of training are in the package, too, the same ones. Tables need a clone."""
+    """The wheel has no examples/: those of training are in the package, too, the same ones.
+
+    Tables need a clone.
+    """
     ours = {
         path.relative_to(EXAMPLES): path.read_bytes()
         for path in EXAMPLES.rglob("*.*")
@@ -239,7 +247,9 @@ def test_the_demo_of_a_real_model(run, launched, tmp_path, monkeypatch):
 
 
 def test_the_demos_threads_do_not_spin(run, launched, tmp_path, monkeypatch):
-    """One thread, and passive waiting, unless the user has said otherwise: beside other work two take far longer."""
+    """One thread, and passive waiting, unless the user has said otherwise: beside other work two
+    take far longer.
+    """
     monkeypatch.setattr(
         os, "environ", {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
     )
@@ -323,7 +333,7 @@ def test_the_status_of_the_program_is_that_of_the_command(monkeypatch, code, sta
     assert signal.getsignal(signal.SIGINT) is before
 
 
-# --- Ctrl-C -------------------------------------------------------------------------------------------------------
+# --- Ctrl-C ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -429,7 +439,7 @@ def test_an_error_in_a_reward_is_one_line(capsys):
     )
 
 
-# --- ask ----------------------------------------------------------------------------------------------------------
+# --- ask ------------------------------------------------------------------------------------------
 
 
 def test_ask_shows_the_conversation(run, asking_policy):
@@ -495,7 +505,9 @@ def test_what_the_large_llm_says_does_not_steer_the_terminal(run, asking_policy,
 
 
 def test_ask_when_the_large_llm_breaks(run, asking_policy):
-    """After the first word it is asked for, to see whether it is there: [markup] in its reply stays as it is."""
+    """After the first word it is asked for, to see whether it is there: [markup] in its reply stays
+    as it is.
+    """
     with LoopbackServer(
         lambda body, n: "[bold]ok" if n == 0 else Answer("no", status=400)
     ) as server:
@@ -541,7 +553,7 @@ def test_ask_with_bad_input_is_one_line(run, asking_policy, tmp_path, arguments,
     assert message in err
 
 
-# --- evolve -------------------------------------------------------------------------------------------------------
+# --- evolve ---------------------------------------------------------------------------------------
 
 
 def test_evolve_through_endpoints(run, tmp_path):
@@ -577,18 +589,24 @@ def test_evolve_needs_models(run):
     assert status == 2 and "--policy-model" in err and "--reference-model" in err
 
 
-# --- said at once -------------------------------------------------------------------------------------------------
+# --- said at once ---------------------------------------------------------------------------------
 
 
 def test_without_its_extra_serving_says_so_before_anything_is_loaded():
     """46 s came before it. In a process of its own: what has been imported here stays imported."""
-    code = "import sys; sys.modules['prometheus_client'] = None; from agentic_prompting.cli import main\n"
-    code += "try: main(['serve', 'nowhere', '--sandbox'])\nfinally: print(*({'torch', 'transformers'} & set(sys.modules)))"
+    code = (
+        "import sys; sys.modules['prometheus_client'] = None; from agentic_prompting.cli import "
+        "main\n"
+    )
+    code += (
+        "try: main(['serve', 'nowhere', '--sandbox'])\nfinally: print(*({'torch', 'transformers'} "
+        "& set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout) == (2, "\n"), done.stderr
-    assert (
-        done.stderr
-        == "agentic-prompting: serving needs more (prometheus_client): pip install 'agentic-prompting[serve]'\n"
+    assert done.stderr == (
+        "agentic-prompting: serving needs more (prometheus_client): pip install "
+        "'agentic-prompting[serve]'\n"
     )
 
 
@@ -770,7 +788,8 @@ def test_without_a_hub_data_are_missed_at_once(run, no_hub, tmp_path, monkeypatc
     assert not asked
     config = tmp_path / "table.yaml"
     config.write_text(
-        "title: T\ntasks: [gsm8k]\nmodels: {model: {name: gpt-4o-mini}}\nsystems: {cot: {kind: prompted}}\n"
+        "title: T\ntasks: [gsm8k]\nmodels: {model: {name: gpt-4o-mini}}\nsystems: {cot: {kind: "
+        "prompted}}\n"
     )
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     status, _, err = run("evaluate", "--config", config, "--output", tmp_path / "out")
@@ -803,7 +822,7 @@ def test_a_missing_extra_is_said_before_anything_is_loaded(
     )
 
 
-# --- rows of one's own --------------------------------------------------------------------------------------------
+# --- rows of one's own ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -884,7 +903,7 @@ def test_data_that_cannot_be_had_are_one_line(monkeypatch, tmp_path):
     assert message.endswith("no source could be loaded. Tried: a: b c: d")
 
 
-# --- an environment of one's own ----------------------------------------------------------------------------------
+# --- an environment of one's own ------------------------------------------------------------------
 
 SUMS = '''
 class Calculator:

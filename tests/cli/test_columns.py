@@ -1,4 +1,6 @@
-"""The columns that `train --columns` has named are those of the trained agent: in `ask`, `serve`, `evaluate`, `rescore`."""
+"""The columns that `train --columns` has named are those of the trained agent: in `ask`, `serve`,
+`evaluate`, `rescore`.
+"""
 
 import json
 import shutil
@@ -40,7 +42,10 @@ def folder(tmp_path_factory, tiny_policy):
     words += (
         f" --model_name_or_path {tiny_policy} --output_dir {folder}/run --use_cpu true --bf16 false"
     )
-    words += " --max_steps 1 --per_device_train_batch_size 2 --num_generations 2 --max_completion_length 8"
+    words += (
+        " --max_steps 1 --per_device_train_batch_size 2 --num_generations 2 "
+        "--max_completion_length 8"
+    )
     train("agent", words.split())
     return folder
 

@@ -1,4 +1,6 @@
-"""`agentic-prompting doctor`: planted misconfigurations, each with its fix, and silence where nothing is wrong."""
+"""`agentic-prompting doctor`: planted misconfigurations, each with its fix, and silence where
+nothing is wrong.
+"""
 
 import importlib.metadata as metadata
 import json
@@ -77,7 +79,7 @@ def others(findings, *checks):
     ]
 
 
-# --- what is right ------------------------------------------------------------------------------------------------
+# --- what is right --------------------------------------------------------------------------------
 
 
 def test_nothing_is_wrong_here(doctor, config, oracle, asking_policy, monkeypatch, tmp_path):
@@ -120,14 +122,17 @@ def test_a_finding_is_a_line_with_its_fix(capsys, monkeypatch, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     assert stopped.value.code == 1 and len([line for line in lines if line.startswith("ok ")]) >= 8
     assert (
-        "problem  run            nowhere does not exist  -> agentic-prompting demo --output-dir nowhere"
-        in lines
+        "problem  run            nowhere does not exist  -> agentic-prompting demo --output-dir "
+        "nowhere" in lines
     )
     assert lines[-1].endswith("1 problem")
 
 
 def test_every_example_is_taken(doctor):
-    """Options and values. Which LLMs take part is said on the command line, and is all that is missing."""
+    """Options and values.
+
+    Which LLMs take part is said on the command line, and is all that is missing.
+    """
     for path in sorted((ROOT / "examples" / "configs").rglob("*.yaml")):
         setup = RunConfiguration(config=path, accelerate_config=_eight(path))
         findings = [
@@ -150,7 +155,7 @@ def _eight(path):
     )
 
 
-# --- planted misconfigurations ------------------------------------------------------------------------------------
+# --- planted misconfigurations --------------------------------------------------------------------
 
 
 def test_1_a_wrong_key(doctor, oracle, monkeypatch):
@@ -223,9 +228,9 @@ def test_4_no_chat_template(doctor, tiny_policy, tmp_path):
 
 
 FORGETFUL = (  # as Qwen3's: thoughts before the last user message are dropped
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' and not loop.last %}"
-    "{{ m['content'].split('</think>')[-1] }}{% else %}{{ m['content'] }}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' and not "
+    "loop.last %}{{ m['content'].split('</think>')[-1] }}{% else %}{{ m['content'] }}{% endif "
+    "%}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
@@ -391,7 +396,7 @@ def test_a_run_that_was_interrupted(doctor, tmp_path):
     assert finding["fix"].endswith("--resume_from_checkpoint run/checkpoint-10")
 
 
-# --- the table itself ---------------------------------------------------------------------------------------------
+# --- the table itself -----------------------------------------------------------------------------
 
 
 def test_extras_are_those_of_the_package():

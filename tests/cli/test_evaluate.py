@@ -19,7 +19,8 @@ from support.policies import make_asking_conductor
 def mine(tmp_path):
     file = tmp_path / "mine.csv"
     file.write_text(
-        "request,reply\nwhat is the language of Kenya ?,Swahili\nwhat is the capital of Kenya ?,Nairobi\n"
+        "request,reply\nwhat is the language of Kenya ?,Swahili\nwhat is the capital of Kenya "
+        "?,Nairobi\n"
     )
     return ["--dataset", file, "--columns", "question=request,answer=reply"]
 
@@ -44,7 +45,9 @@ def test_a_run_is_evaluated_on_rows_of_ones_own(run, asking_policy, mine, tmp_pa
 def test_a_run_that_has_trained_on_or_asks_another_is_not_continued(
     run, asking_policy, mine, tmp_path
 ):
-    """Else the score after more training would be the one before it, without a word and without a call."""
+    """Else the score after more training would be the one before it, without a word and without a
+    call.
+    """
     trained = tmp_path / "run"
     where = ["--output-dir", tmp_path / "out"]
     shutil.copytree(asking_policy, trained)
@@ -75,7 +78,9 @@ program = Program(agent)
 
 
 def test_a_named_program_plays_a_free_text_agent(run, asking_policy, mine, tmp_path):
-    """What a trainer saves of a program answers with free text, so that nothing but the option names it."""
+    """What a trainer saves of a program answers with free text, so that nothing but the option
+    names it.
+    """
     trained = tmp_path / "run"
     shutil.copytree(asking_policy, trained)
     replace(AgentSpec.load(trained), grammar=FreeText()).save(trained)
@@ -315,7 +320,9 @@ models: {m: {name: m, base_url: "http://localhost:1"}}
 
 @pytest.mark.parametrize("installed_from", ["a clone", "a wheel", "nowhere"])
 def test_no_program_of_the_current_folder_is_run(run, tmp_path, monkeypatch, installed_from):
-    """A folder that was downloaded, or one above it, may hold a `benchmarks/paper_tables` of anybody's."""
+    """A folder that was downloaded, or one above it, may hold a `benchmarks/paper_tables` of
+    anybody's.
+    """
     planted = tmp_path / "benchmarks" / "paper_tables" / "__init__.py"
     planted.parent.mkdir(parents=True)
     planted.write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")

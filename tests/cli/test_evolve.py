@@ -1,4 +1,6 @@
-"""`agentic-prompting evolve` on data of one's own: grammar, reward, advice in the command's words, nothing learned."""
+"""`agentic-prompting evolve` on data of one's own: grammar, reward, advice in the command's words,
+nothing learned.
+"""
 
 import json
 
@@ -36,7 +38,9 @@ def own(tmp_path, monkeypatch):
 
 @pytest.fixture
 def models():
-    """Options of a small model that knows nothing until its prompt says "amber", and of one that reflects."""
+    """Options of a small model that knows nothing until its prompt says "amber", and of one that
+    reflects.
+    """
 
     def said(body, number):
         if body["model"] == "large":
@@ -176,11 +180,17 @@ def test_more_problems_than_rows_are_refused(run, own, models):
         ("raise KeyError('gold')", "own_score:score failed at own_score.py:2: KeyError: 'gold'"),
         (
             "return None",
-            "the reward score must return one number or None for each of the 20 completions, not None",
+            (
+                "the reward score must return one number or None for each of the 20 completions, "
+                "not None"
+            ),
         ),
         (
             "return 0.5",
-            "the reward score must return one number or None for each of the 20 completions, not 0.5",
+            (
+                "the reward score must return one number or None for each of the 20 completions, "
+                "not 0.5"
+            ),
         ),
     ],
 )

@@ -1,4 +1,6 @@
-"""`agentic-prompting headroom`: in the sandbox, at endpoints, with an agent; the file that it writes."""
+"""`agentic-prompting headroom`: in the sandbox, at endpoints, with an agent; the file that it
+writes.
+"""
 
 import json
 import re

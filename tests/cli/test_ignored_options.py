@@ -1,4 +1,6 @@
-"""Options that a command does not read in the mode in use are refused, before anything is asked or loaded."""
+"""Options that a command does not read in the mode in use are refused, before anything is asked or
+loaded.
+"""
 
 from contextlib import ExitStack
 
@@ -30,7 +32,9 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def refused(run, folder, asking_policy):
-    """Asserts that a command ends with one line that names the option; `RUN` stands for an agent's folder."""
+    """Asserts that a command ends with one line that names the option; `RUN` stands for an agent's
+    folder.
+    """
 
     def check(words, option, advice):
         words = [word.replace("RUN", str(asking_policy)) for word in words]

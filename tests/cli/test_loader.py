@@ -1,4 +1,6 @@
-"""Parts of your own from the command line, and the run as the first argument of every command that uses one."""
+"""Parts of your own from the command line, and the run as the first argument of every command that
+uses one.
+"""
 
 import json
 import subprocess

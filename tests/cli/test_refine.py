@@ -1,4 +1,6 @@
-"""The `agentic-prompting` command as a user runs it: the sandbox, a real endpoint on loopback, and everything wrong."""
+"""The `agentic-prompting` command as a user runs it: the sandbox, a real endpoint on loopback, and
+everything wrong.
+"""
 
 import json
 import re

@@ -1,4 +1,6 @@
-"""Commands whose endpoints never answer: an error within seconds that names the role and its options."""
+"""Commands whose endpoints never answer: an error within seconds that names the role and its
+options.
+"""
 
 import json
 import socketserver

@@ -1,4 +1,6 @@
-"""The word `smollm2` names the model of the small model's package, wherever a command takes a model."""
+"""The word `smollm2` names the model of the small model's package, wherever a command takes a
+model.
+"""
 
 import pytest
 

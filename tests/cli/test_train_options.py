@@ -1,5 +1,6 @@
-"""Options of `train` and of its YAML files: all that the trainers take in Python, one line for a mistake, a short help
-and a JSON schema."""
+"""Options of `train` and of its YAML files: all that the trainers take in Python, one line for a
+mistake, a short help and a JSON schema.
+"""
 
 import inspect
 import json
@@ -227,7 +228,7 @@ def test_an_environment_of_ones_own_is_trained_from_a_file(parts, asking_policy,
     assert Path("out/agentic_prompting.json").exists()
 
 
-# --- mistakes -----------------------------------------------------------------------------------------------------
+# --- mistakes -------------------------------------------------------------------------------------
 
 BASE = ["--model_name_or_path", "x/y", "--dataset", "rows.jsonl", "--output_dir", "out", *ON_A_CPU]
 MISTAKES = [
@@ -309,7 +310,7 @@ def test_numbers_that_yaml_reads_as_text_and_lists_of_one_are_taken(parts):
     assert args.overwrite is True
 
 
-# --- help and schema ----------------------------------------------------------------------------------------------
+# --- help and schema ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -341,7 +342,9 @@ def test_an_example_names_its_schema_in_the_first_line_and_fits_it(path):
 
 
 def test_the_schemas_are_those_of_the_dataclasses(tmp_path):
-    """Made anew by their script: of our own options always, of TRL's where they were made with the same version."""
+    """Made anew by their script: of our own options always, of TRL's where they were made with the
+    same version.
+    """
     script = ROOT / "docs" / "tools" / "config_schemas.py"
     subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, timeout=120)
     for made in sorted(tmp_path.glob("*.json")):

@@ -1,4 +1,6 @@
-"""Configuration files that are no configuration: every command that reads one ends in a line, not in a traceback."""
+"""Configuration files that are no configuration: every command that reads one ends in a line, not
+in a traceback.
+"""
 
 import json
 import os

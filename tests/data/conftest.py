@@ -1,4 +1,6 @@
-"""Fixtures of the tests of data/: a cache of its own, and a Hub that has only what a test puts there."""
+"""Fixtures of the tests of data/: a cache of its own, and a Hub that has only what a test puts
+there.
+"""
 
 import datasets
 import pytest
@@ -12,7 +14,10 @@ def _own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A hub of our own: `hub.rows[path]` is what a repository holds, everything else fails. Records the calls."""
+    """A hub of our own: `hub.rows[path]` is what a repository holds, everything else fails.
+
+    Records the calls.
+    """
 
     class Hub:
         def __init__(self):

@@ -1,4 +1,6 @@
-"""ProRefine's five sets and their scores: on small made-up rows, and on the real files where they are at hand."""
+"""ProRefine's five sets and their scores: on small made-up rows, and on the real files where they
+are at hand.
+"""
 
 import os
 import random
@@ -46,7 +48,8 @@ def test_each_set_has_a_record_a_scorer_and_a_prompt():
     assert set(PROREFINE_TASKS) <= set(TASKS)
 
 
-# The real files ------------------------------------------------------------------------------------------------------
+# The real files
+# ------------------------------------------------------------------------------------------------------
 
 
 @needs_real_files
@@ -157,7 +160,8 @@ def test_another_order_is_noticed(tmp_path):
         load_task("bbh_object_counting", "test", data_files=tmp_path / "object_counting.json")
 
 
-# Records, without the real files -------------------------------------------------------------------------------------
+# Records, without the real files
+# -------------------------------------------------------------------------------------
 
 
 def bbh_rows(count=250):
@@ -174,7 +178,10 @@ def bbh_rows(count=250):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A hub of our own: what `hub[path]` holds, everything else fails. `hub["calls"]` records the calls."""
+    """A hub of our own: what `hub[path]` holds, everything else fails.
+
+    `hub["calls"]` records the calls.
+    """
     fake = {"calls": []}
 
     def load_dataset(path, config=None, **options):
@@ -251,7 +258,8 @@ def test_small_readers():
     assert extract_last_integer("#### -7") == "-7"
 
 
-# Scores --------------------------------------------------------------------------------------------------------------
+# Scores
+# --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""The documentation is true: its code runs, its commands exist, its files are there, its messages are the code's.
+"""The documentation is true: its code runs, its commands exist, its files are there, its messages
+are the code's.
 
-How the blocks are read and what they run against is in `doc_blocks.py`; how shell lines are checked, which are not run,
-in `doc_commands.py`. The site itself is built by `make docs`.
+How the blocks are read and what they run against is in `doc_blocks.py`; how shell lines are
+checked, which are not run, in `doc_commands.py`. The site itself is built by `make docs`.
 """
 
 import json
@@ -68,8 +69,9 @@ def world(monkeypatch, tmp_path, tiny_policy):
     ids=name_of,
 )
 def test_python_of_a_page_runs(page, world):
-    """From the first block to the last, in one namespace, as a reader who follows the page would; and every function of
-    the page is called."""
+    """From the first block to the last, in one namespace, as a reader who follows the page would;
+    and every function of the page is called.
+    """
     names = {"__name__": "__main__"}
     called = set()
     for block in BLOCKS[page]:
@@ -96,7 +98,8 @@ def test_few_blocks_are_not_run():
 
 def test_every_block_is_of_a_kind_that_is_checked():
     assert {block.language for block in ALL} <= LANGUAGES
-    # Without a language a block is a picture or an output. Commands are marked, so that they are checked.
+    # Without a language a block is a picture or an output. Commands are marked, so that they are
+    # checked.
     unmarked = [
         block
         for block in ALL
@@ -178,7 +181,8 @@ def test_llms_txt_links_every_page_that_is_named():
     assert len(targets) == len(set(targets)) == text.count("](")
 
 
-# The tutorial ---------------------------------------------------------------------------------------------------------
+# The tutorial
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -187,8 +191,9 @@ def test_llms_txt_links_every_page_that_is_named():
     "whole", [False, pytest.param(True, marks=LONG)], ids=["two steps", "as it is"]
 )
 def test_the_tutorial(whole, tmp_path):
-    """From an empty folder to a served agent: every file is written and every command run, in order, by one shell. In
-    two steps of each training nothing is learned."""
+    """From an empty folder to a served agent: every file is written and every command run, in
+    order, by one shell. In two steps of each training nothing is learned.
+    """
     port = str(urlsplit(unused_url()).port)
     script = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"]
     script.append("pip() { :; }  # what it would install is there")
@@ -227,11 +232,14 @@ def test_the_tutorial(whole, tmp_path):
     assert not whole or "environment    Oslo" in done.stdout
 
 
-# What scripts write -------------------------------------------------------------------------------------------------
+# What scripts write
+# -------------------------------------------------------------------------------------------------
 
 
 def test_the_reference_has_what_readers_call():
-    """What Python alone calls is not in it; signatures are wrapped, which takes a formatter where the site is built."""
+    """What Python alone calls is not in it; signatures are wrapped, which takes a formatter where
+    the site is built.
+    """
     griffe = pytest.importorskip("griffe", reason="the extra [docs] is not installed")
     extension = griffe.load_extensions(ROOT / "docs" / "tools" / "huggingface_docstrings.py")
     package = griffe.load("agentic_prompting", search_paths=[ROOT / "src"], extensions=extension)
@@ -249,7 +257,9 @@ def test_the_reference_has_what_readers_call():
 
 
 def test_every_setting_is_on_the_page_of_settings():
-    """Each class of ours that a program or a command takes has a table, with a line for every field."""
+    """Each class of ours that a program or a command takes has a table, with a line for every
+    field.
+    """
     from agentic_prompting.cli import COMMANDS
     from agentic_prompting.cli.train_program import METHODS
 
@@ -281,11 +291,15 @@ def test_every_extra_is_on_the_installation_page():
     assert not missing
 
 
-# The tools ----------------------------------------------------------------------------------------------------------
+# The tools
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_reading_of_blocks():
-    text = "a\n\n```python\nx = 1\n```\n\n<!-- python, not shown:\ny = 2\n-->\n- b\n\n  <!-- not run: c -->\n  ```python\n  z\n  ```\n"
+    text = (
+        "a\n\n```python\nx = 1\n```\n\n<!-- python, not shown:\ny = 2\n-->\n- b\n\n  <!-- not run: "
+        "c -->\n  ```python\n  z\n  ```\n"
+    )
     first, hidden, left = blocks_of(text, "page.md")
     assert first == Block("page.md", 4, "python", "", "x = 1\n")
     assert (hidden.code, hidden.line, hidden.shown, hidden.runs) == ("y = 2\n", 8, False, True)

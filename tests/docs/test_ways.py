@@ -1,4 +1,6 @@
-"""The tool that traces the ways through the package sees the calls, and names a part that calls the trainer."""
+"""The tool that traces the ways through the package sees the calls, and names a part that calls the
+trainer.
+"""
 
 import subprocess
 import sys
@@ -23,9 +25,11 @@ print(trace.files)
 
 
 def test_a_trace_has_what_is_called_between_two_functions():
-    """From the first function's call to the last one's return, and nothing that other code calls. In a process of its
-    own: in one that had run many other tests, CPython 3.11.7 looped for ever in a function that was profiled, where no
-    signal ends it."""
+    """From the first function's call to the last one's return, and nothing that other code calls.
+
+    In a process of its own: in one that had run many other tests, CPython 3.11.7 looped for ever in
+    a function that was profiled, where no signal ends it.
+    """
     done = subprocess.run(
         [sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=100
     )

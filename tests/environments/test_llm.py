@@ -148,8 +148,9 @@ def test_sampling_goes_with_every_call():
 
 
 def test_rollouts_are_told_apart_by_their_seed():
-    """N rollouts that ask the same get N replies of their own, the same again in a replayed run; all calls of one
-    rollout are one session."""
+    """N rollouts that ask the same get N replies of their own, the same again in a replayed run;
+    all calls of one rollout are one session.
+    """
     chat = Recording(["ok"])
     environment = LLMEnvironment(chat)
     for rollout in (
@@ -202,7 +203,9 @@ def test_the_default_is_the_released_codes():
 
 @given(text=st.text(max_size=40), limit=st.integers(len(CUT_MARK) + 1, 30))
 def test_cut_at_a_character_boundary(text, limit):
-    """Never half of a character: emoji are one, and what is left is a beginning of the reply that can be encoded."""
+    """Never half of a character: emoji are one, and what is left is a beginning of the reply that
+    can be encoded.
+    """
     reply = text or "x"
     shown_text = observed(reply, max_reply_chars=limit).text
     assert len(shown_text) <= limit

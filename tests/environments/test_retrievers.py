@@ -86,7 +86,9 @@ def test_http_retriever_speaks_search_r1():
 
 
 def test_a_server_that_names_an_hour_to_wait_is_not_waited_for(monkeypatch):
-    """A proxy in front of the retriever says 503 with Retry-After: 3600, and every search would sleep for it."""
+    """A proxy in front of the retriever says 503 with Retry-After: 3600, and every search would
+    sleep for it.
+    """
     slept = []
 
     class Busy(BaseHTTPRequestHandler):

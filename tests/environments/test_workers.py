@@ -55,7 +55,7 @@ def ask(environment, rollout, *calls, text=None):
     return observation
 
 
-# --- references ----------------------------------------------------------------------------------------------------
+# --- references -----------------------------------------------------------------------------------
 
 
 def test_replies_are_numbered_through_the_episode():
@@ -141,7 +141,9 @@ TURNS = st.lists(st.lists(CALLS, min_size=1, max_size=5), min_size=1, max_size=4
 
 @given(TURNS)
 def test_any_episode_hands_on_what_it_refers_to(turns):
-    """Every call gets exactly one number, one line and one part; a reference finds the part of its number."""
+    """Every call gets exactly one number, one line and one part; a reference finds the part of its
+    number.
+    """
     environment = Workers({"a": ECHO, "b": ECHO}, max_calls=4)
     rollout = begin(environment)
     for calls in turns:
@@ -166,7 +168,7 @@ def test_any_episode_hands_on_what_it_refers_to(turns):
                 assert part == ""
 
 
-# --- framing -------------------------------------------------------------------------------------------------------
+# --- framing --------------------------------------------------------------------------------------
 
 HOSTILE = st.text(
     alphabet=st.sampled_from("#12 :\n\r\x0b\x0c\x85\u2028\u2029aRequest:<>/replis"), max_size=40
@@ -193,11 +195,13 @@ def test_no_worker_can_pose_as_another(first, second):
     ]
 
 
-# --- mistakes and failures -----------------------------------------------------------------------------------------
+# --- mistakes and failures ------------------------------------------------------------------------
 
 
 def test_references_cannot_blow_up_a_request():
-    """A request of a few kilobytes could hand on a long reply thousands of times, and the next one that reply."""
+    """A request of a few kilobytes could hand on a long reply thousands of times, and the next one
+    that reply.
+    """
     sent = []
 
     def repeat(text: str) -> str:
@@ -306,7 +310,7 @@ def test_cancelling_a_step_cancels_its_calls():
     assert ended == [True]
 
 
-# --- kinds of workers, prices, records -----------------------------------------------------------------------------
+# --- kinds of workers, prices, records ------------------------------------------------------------
 
 
 def test_a_search_engine_and_an_agent_as_workers():
@@ -388,7 +392,7 @@ def test_the_log_of_episodes_in_flight_keeps_parts(parts):
     assert observation_from_json(observation_to_json(observation)) == observation
 
 
-# --- pools ---------------------------------------------------------------------------------------------------------
+# --- pools ----------------------------------------------------------------------------------------
 
 POOL = {name: Worker(ECHO, f"knows {name}") for name in ("facts", "numbers", "forms", "code")}
 
@@ -460,7 +464,7 @@ def test_wrong_workers():
         Worker(ECHO, usd=-1)
 
 
-# --- native tool calls ---------------------------------------------------------------------------------------------
+# --- native tool calls ----------------------------------------------------------------------------
 
 
 def test_native_calls():

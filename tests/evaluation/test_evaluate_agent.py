@@ -1,4 +1,6 @@
-"""`evaluate_agent` on scripted models: what is asked, what is saved, what is counted, and how a killed run goes on."""
+"""`evaluate_agent` on scripted models: what is asked, what is saved, what is counted, and how a
+killed run goes on.
+"""
 
 import asyncio
 import json
@@ -87,7 +89,9 @@ def test_a_plain_function_is_a_system():
 
 
 def test_a_data_set_is_one_task():
-    """As the page says: the result of `load_task` goes in as it is; lists of rows and lists with data sets too."""
+    """As the page says: the result of `load_task` goes in as it is; lists of rows and lists with
+    data sets too.
+    """
     zero = lambda questions: ["0"] * len(questions)  # noqa: E731
     loaded = load_task(ROWS)
     for tasks in (loaded, ROWS, [loaded], TASK, {"sums": loaded}, DatasetDict(sums=loaded)):
@@ -494,7 +498,9 @@ def test_a_file_of_ones_own_is_a_task(tmp_path):
 
 
 def test_two_tasks_of_one_name_are_refused_before_anything_is_asked(tmp_path):
-    """Their answers would be each other's: `hotpotqa/test.jsonl` and `musique/test.jsonl` are both called test."""
+    """Their answers would be each other's: `hotpotqa/test.jsonl` and `musique/test.jsonl` are both
+    called test.
+    """
     files = [tmp_path / folder / "test.csv" for folder in "ab"]
     for file in files:
         file.parent.mkdir()
@@ -607,7 +613,8 @@ def test_leaving_early_cancels_what_is_on_its_way():
     assert cancelled.wait(30)
 
 
-# Systems ------------------------------------------------------------------------------------------------------------
+# Systems
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -682,7 +689,8 @@ def test_a_call_count_is_shared():
     assert count.affords(0) and not count.affords(1)
 
 
-# Paired differences -------------------------------------------------------------------------------------------------
+# Paired differences
+# -------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 60), st.integers(0, 60))
@@ -721,7 +729,8 @@ def test_only_questions_that_both_answered_are_compared():
         paired_difference({0: 1.0}, {1: 1.0})
 
 
-# Runs and tables ----------------------------------------------------------------------------------------------------
+# Runs and tables
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -803,7 +812,8 @@ def test_form_is_scored_where_there_are_turns():
     ]
 
 
-# Several runs of each question ----------------------------------------------------------------------------------------
+# Several runs of each question
+# ----------------------------------------------------------------------------------------
 
 
 @given(n=st.integers(1, 9), data=st.data())
@@ -815,7 +825,9 @@ def test_pass_at_k_is_the_share_of_all_draws_with_a_right_answer(n, data):
 
 
 def test_pass_at_k_is_unbiased():
-    """Its mean over many samples of n answers is 1 - (1 - p)^k, which the plug-in 1 - (1 - c/n)^k is not."""
+    """Its mean over many samples of n answers is 1 - (1 - p)^k, which the plug-in 1 - (1 - c/n)^k
+    is not.
+    """
     drawn = np.random.default_rng(0).binomial(6, 0.3, 20_000)
     assert np.mean([pass_at_k(6, int(right), 3) for right in drawn]) == pytest.approx(
         1 - 0.7**3, abs=0.01

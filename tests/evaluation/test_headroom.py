@@ -1,4 +1,6 @@
-"""The statistics of headroom: golden numbers, properties, and small simulations; the large one is a benchmark."""
+"""The statistics of headroom: golden numbers, properties, and small simulations; the large one is a
+benchmark.
+"""
 
 import subprocess
 import sys
@@ -37,7 +39,7 @@ def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-# --- prompts --------------------------------------------------------------------------------------------------------
+# --- prompts --------------------------------------------------------------------------------------
 
 
 def test_a_gain_is_scipys_paired_t_interval():
@@ -229,7 +231,7 @@ def test_the_interval_covers_and_the_best_looking_does_not():
     assert 0.92 < np.mean(covered) < 0.98 and np.mean(naive) > 0.1
 
 
-# --- groups ---------------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=7), st.data())
@@ -305,7 +307,7 @@ def test_a_mean_without_any_difference_is_not_certain():
             wrong()
 
 
-# --- ceilings -------------------------------------------------------------------------------------------------------
+# --- ceilings -------------------------------------------------------------------------------------
 
 
 def test_the_ceiling_of_answers_that_never_change():

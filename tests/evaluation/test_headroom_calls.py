@@ -42,7 +42,9 @@ def luck(*parts):
 
 
 def chat_of(chances, name="chat", **options):
-    """A model that is right as often as `chances` says for its system prompt or for words of its request."""
+    """A model that is right as often as `chances` says for its system prompt or for words of its
+    request.
+    """
 
     times = Counter()
 
@@ -60,7 +62,7 @@ def chat_of(chances, name="chat", **options):
     return ScriptedChat(reply, **options)
 
 
-# --- prompts --------------------------------------------------------------------------------------------------------
+# --- prompts --------------------------------------------------------------------------------------
 
 
 def test_a_prompt_that_helps_is_worth_it():
@@ -263,11 +265,13 @@ def test_an_agents_system_prompt_is_measured_too():
     assert agent.spec.system_prompt == "Mine." and measured.calls["prompts"] == 0, "it asks nobody"
 
 
-# --- signal ---------------------------------------------------------------------------------------------------------
+# --- signal ---------------------------------------------------------------------------------------
 
 
 class Untrained:
-    """An agent whose rollouts take `calls_each` calls; right as often as its question's number says."""
+    """An agent whose rollouts take `calls_each` calls; right as often as its question's number
+    says.
+    """
 
     spec = AgentSpec()
 
@@ -330,7 +334,7 @@ def test_rollouts_lost_to_form_are_told():
     assert measured.signal.lost_to_form.mean == 1 and "form" in measured.report()
 
 
-# --- refinement -----------------------------------------------------------------------------------------------------
+# --- refinement -----------------------------------------------------------------------------------
 
 
 def puzzle_refiner(seed=0, **options):
@@ -371,7 +375,7 @@ def score_puzzles(predictions, answers):
     ]
 
 
-# --- requests and pools -----------------------------------------------------------------------------------------------
+# --- requests and pools ---------------------------------------------------------------------------
 
 
 def test_the_ceiling_of_requests():
@@ -477,7 +481,7 @@ def test_a_conductors_calls_are_within_the_number(calls):
         headroom(ROWS, agent=agent, group_size=4, repeats=1, calls=63)
 
 
-# --- all of it --------------------------------------------------------------------------------------------------------
+# --- all of it ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The paired difference between the first and the best prompt of an evolution on held-out questions."""
+"""The paired difference between the first and the best prompt of an evolution on held-out
+questions.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""The intervals against published values and, by simulation, against what they promise: to cover the truth."""
+"""The intervals against published values and, by simulation, against what they promise: to cover
+the truth.
+"""
 
 import numpy as np
 import pytest
@@ -116,8 +118,8 @@ def test_a_mean_of_means_counts_each_group_once():
     assert estimate.high - estimate.low == pytest.approx(1.96 * 0.5 / 200**0.5, rel=0.1)
 
 
-# ProRefine's Table 1, word sorting and GSM8K for the 8B model and object counting: right answers out of 100 (1,319),
-# the interval as printed, and the stars.
+# ProRefine's Table 1, word sorting and GSM8K for the 8B model and object counting: right answers
+# out of 100 (1,319), the interval as printed, and the stars.
 TABLE_1 = {
     "object counting, 1B": (
         100,

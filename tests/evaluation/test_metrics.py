@@ -1,4 +1,6 @@
-"""The metrics: against the SQuAD v1.1 script, as `evaluate.Metric` loaded from a path, and with a real encoder."""
+"""The metrics: against the SQuAD v1.1 script, as `evaluate.Metric` loaded from a path, and with a
+real encoder.
+"""
 
 import random
 import re
@@ -23,7 +25,9 @@ from agentic_prompting.rewards import REASONING_SCORERS, exact_match, math_match
 
 
 def squad_normalised(text: str) -> str:
-    """As SQuAD v1.1's evaluation does it, step by step; written from its description, not from our code."""
+    """As SQuAD v1.1's evaluation does it, step by step; written from its description, not from our
+    code.
+    """
     lowered = "".join(
         character for character in text.lower() if character not in string.punctuation
     )
@@ -137,7 +141,8 @@ def test_what_a_grader_cannot_tell_is_left_out_of_the_mean():
     assert found == {"math_match": 1.0, "n": 1, "ungraded": 1}
 
 
-# Metrics of the `evaluate` package -----------------------------------------------------------------------------------
+# Metrics of the `evaluate` package
+# -----------------------------------------------------------------------------------
 
 SCRIPT = """
 import datasets
@@ -169,7 +174,10 @@ SCRIPTS = {  # as the package's own: exact_match, rouge, bertscore, wer, accurac
     "parts": (
         "TEXT",
         "pair(TEXTS)",
-        "return {'f1': [len(p) / 10 for p in predictions], 'p': [9.0 for _ in predictions], 'hash': 'x'}",
+        (
+            "return {'f1': [len(p) / 10 for p in predictions], 'p': [9.0 for _ in predictions], "
+            "'hash': 'x'}"
+        ),
     ),
     "wer": (
         "TEXT",

@@ -1,4 +1,6 @@
-"""`evolve` end to end with scripted models: it improves a policy, resumes exactly, and stops with what it has."""
+"""`evolve` end to end with scripted models: it improves a policy, resumes exactly, and stops with
+what it has.
+"""
 
 import asyncio
 import json
@@ -417,7 +419,8 @@ def test_the_trainer_and_evolve_have_the_same_settings():
     )
 
 
-# First contact -------------------------------------------------------------------------------------------------------
+# First contact
+# -------------------------------------------------------------------------------------------------------
 
 
 def says_mention(messages):
@@ -553,7 +556,8 @@ def test_a_deterministic_policy_is_told(caplog):
     assert "same reward" in note
 
 
-# Held-out problems ---------------------------------------------------------------------------------------------------
+# Held-out problems
+# ---------------------------------------------------------------------------------------------------
 
 HELD_OUT = [
     {"question": f"Which {kind} is number {n}?", "answers": [f"{kind} {n}"]}
@@ -563,7 +567,9 @@ HELD_OUT = [
 
 
 def test_held_out_curves_and_the_score_of_each_prompt(tmp_path):
-    """Figures 12 and 8: the best prompt as training goes on, and in the end every prompt that played."""
+    """Figures 12 and 8: the best prompt as training goes on, and in the end every prompt that
+    played.
+    """
     slow = {**vars(SETTINGS), "problems_per_step": 1, "steps": 10}
     config = EvolveConfig(**{**slow, "eval_every": 2, "eval_all": True})
     policy = Policy()

@@ -1,4 +1,6 @@
-"""The tree and the journal beside a state: each child once, whatever was killed, with its held-out score."""
+"""The tree and the journal beside a state: each child once, whatever was killed, with its held-out
+score.
+"""
 
 import json
 
@@ -38,7 +40,8 @@ def test_evolve_keeps_it_beside_its_checkpoint(tmp_path):
     assert [[record[name] for name in ("step", *names)] for record in records] == logged
     assert any(record["child"] for record in records)
     run(config=EvolveConfig(**{**vars(SETTINGS), "steps": 5}), checkpoint=broken)
-    # Killed after the sixth step's attempts were written, in the middle of a line, before its state was.
+    # Killed after the sixth step's attempts were written, in the middle of a line, before its state
+    # was.
     lost = {**records[0], "step": 5, "child": 99}
     with open(journal_beside(broken), "a") as file:
         file.write(json.dumps(lost) + "\n" + json.dumps(lost)[:50])

@@ -1,4 +1,6 @@
-"""Mutation in one call: what is shown, what a reply may be, what failures do; in `evolve` and resumed."""
+"""Mutation in one call: what is shown, what a reply may be, what failures do; in `evolve` and
+resumed.
+"""
 
 import asyncio
 import json

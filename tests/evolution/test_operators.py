@@ -1,4 +1,6 @@
-"""Mutation and crossover with scripted reference LLMs: what is asked, in which order, and what failures do."""
+"""Mutation and crossover with scripted reference LLMs: what is asked, in which order, and what
+failures do.
+"""
 
 import asyncio
 import re
@@ -62,7 +64,8 @@ def test_what_the_prompts_show():
     turn = chat.calls[6][0]["content"]
     for piece in (PROMPT.text, "question a", "truth a", "try a0", "Reward of the attempt: 1\n"):
         assert piece in retell
-    # Problem c: the attempt that failed for outside reasons is no evidence; the others best first, thoughts left out.
+    # Problem c: the attempt that failed for outside reasons is no evidence; the others best first,
+    # thoughts left out.
     for piece in (
         PROMPT.text,
         "question c",
@@ -139,7 +142,9 @@ def test_no_evidence_asks_nobody():
 
 
 def test_a_failure_at_each_call():
-    """Summaries and critiques that failed are left out; consolidation that failed is a failed mutation."""
+    """Summaries and critiques that failed are left out; consolidation that failed is a failed
+    mutation.
+    """
     for position in range(7):
         outcome = mutate(reference(fail_on=lambda number, at=position: number == at), MIXED)
         assert (outcome.counts["calls"], outcome.counts["failed_calls"]) == (7, 1)
@@ -210,8 +215,9 @@ def test_long_attempts_are_shortened():
 
 
 def test_the_plan_decides_about_suggested_wordings():
-    """A.5: local `modify` edits are suggestions, seen by the plan and aggregated by its own `modify`; what is added
-    locally is in the draft."""
+    """A.5: local `modify` edits are suggestions, seen by the plan and aggregated by its own
+    `modify`; what is added locally is in the draft.
+    """
     modify = edits(
         {"op": "modify", "id": "G0", "text": "Check tiny cases."}, {"op": "add", "text": "New."}
     )
@@ -279,7 +285,8 @@ def test_free_text():
     )
 
 
-# Crossover -----------------------------------------------------------------------------------------------------------
+# Crossover
+# -----------------------------------------------------------------------------------------------------------
 
 
 def trials(*rows, prompts=None):
@@ -370,7 +377,8 @@ def test_crossover_fails_as_mutation_does():
     assert (outcome.reason, dict(outcome.counts)["refused/unknown_id"]) == ("unchanged", 1)
 
 
-# Correction ----------------------------------------------------------------------------------------------------------
+# Correction
+# ----------------------------------------------------------------------------------------------------------
 
 
 def correct(*args, **options):
@@ -378,7 +386,9 @@ def correct(*args, **options):
 
 
 def test_principles_are_checked_one_by_one_and_corrected():
-    """Table 1: what holds in some cases only is given its condition, or goes; nobody touches another's principle."""
+    """Table 1: what holds in some cases only is given its condition, or goes; nobody touches
+    another's principle.
+    """
     prompt = SystemPrompt(
         "Solve.",
         ("The minimum is the bound.", "Check small cases.", "Guess.", "Never guess."),
@@ -430,7 +440,8 @@ def test_correction_fails_as_the_others_do():
     )
 
 
-# Side by side -------------------------------------------------------------------------------------------------------
+# Side by side
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_both_operators_and_all_their_calls_run_side_by_side():

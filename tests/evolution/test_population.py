@@ -107,7 +107,9 @@ def test_the_top_one_is_the_youngest_of_equals():
 
 
 def test_independent_draws_are_those_of_eq_3():
-    """Algorithm 1 draws M times from one distribution: each draw has it, and the same prompt may come twice."""
+    """Algorithm 1 draws M times from one distribution: each draw has it, and the same prompt may
+    come twice.
+    """
     rng = random.Random(0)
     temperature = 2.0
     rule = selection_rule("softmax", temperature=temperature)
@@ -147,7 +149,8 @@ def test_own_rules_and_bad_ones():
         select([], 2, RULES["uniform"], random.Random(0))
 
 
-# The matrix ----------------------------------------------------------------------------------------------------------
+# The matrix
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_crossover_matrix_by_hand():
@@ -159,7 +162,8 @@ def test_the_crossover_matrix_by_hand():
     assert sole_wins([]) == common_means([]) == []
 
 
-# The population ------------------------------------------------------------------------------------------------------
+# The population
+# ------------------------------------------------------------------------------------------------------
 
 
 def grown(n=5, **options):

@@ -1,4 +1,6 @@
-"""Algorithm 1 for the prompts, without a trainer or an LLM: what is rated, reflected on and joined, and when."""
+"""Algorithm 1 for the prompts, without a trainer or an LLM: what is rated, reflected on and joined,
+and when.
+"""
 
 import json
 
@@ -83,7 +85,9 @@ def test_children_are_due_by_the_count_of_batches():
 
 
 def test_only_the_largest_match_is_reflected_on_and_of_equal_ones_the_last():
-    """Carried groups were played under other prompts: rated apart, and only one of them has children."""
+    """Carried groups were played under other prompts: rated apart, and only one of them has
+    children.
+    """
     evolution = grown(members=4)
     small = match(evolution, [1.0], [0.0])
     large = match(evolution, [0.0, 0.0], [0.5, 1.0], ids=(2, 3))
@@ -195,7 +199,9 @@ def test_the_children_of_an_older_population_are_not_older_than_its_prompts():
 
 
 def test_a_child_that_says_what_a_prompt_says_joins_nowhere():
-    """Not its parent's text, not another's, in whatever order: it would be rated as if it were a prompt of its own."""
+    """Not its parent's text, not another's, in whatever order: it would be rated as if it were a
+    prompt of its own.
+    """
     evolution = grown(members=3)
     task = evolution.record([match(evolution, [0.0], [1.0])])
     same = child_of(1, text="Rule 1.")

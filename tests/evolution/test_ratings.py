@@ -1,4 +1,6 @@
-"""TrueSkill against the reference's numbers and against integration by brute force; what children start with."""
+"""TrueSkill against the reference's numbers and against integration by brute force; what children
+start with.
+"""
 
 import math
 
@@ -43,7 +45,9 @@ def test_tie_tolerance_can_be_set():
 
 
 def brute_force(one: Rating, other: Rating, drawn: bool) -> list[Rating]:
-    """Bayes' rule on a grid: p(skills | outcome) with the drift before and normal performances (Appendix B)."""
+    """Bayes' rule on a grid: p(skills | outcome) with the drift before and normal performances
+    (Appendix B).
+    """
     from statistics import NormalDist
 
     margin = NormalDist().inv_cdf((0.1 + 1) / 2) * math.sqrt(2) * BETA

@@ -32,7 +32,10 @@ def apply_edits(prompt, edits, max_words=32, **options):
 
 
 def test_rendering_and_parsing():
-    text = "Solve the problem.\n[G0]. Check small cases.\n[G1]. Name the unknowns.\n[G2]. Look for symmetry."
+    text = (
+        "Solve the problem.\n[G0]. Check small cases.\n[G1]. Name the unknowns.\n[G2]. Look for "
+        "symmetry."
+    )
     assert PROMPT.text == str(PROMPT) == text
     assert SystemPrompt.parse(text).principles == PROMPT.principles
     assert SystemPrompt("Free {text}\n").text == "Free {text}\n"
@@ -127,7 +130,8 @@ def test_out_of_the_conversation_again(place, text):
         assert prompt.left_out(prompt.messages(conversation, place)) == conversation
 
 
-# Edits of principles -------------------------------------------------------------------------------------------------
+# Edits of principles
+# -------------------------------------------------------------------------------------------------
 
 
 def test_each_operation():
@@ -223,7 +227,8 @@ def test_edits_never_raise_and_are_all_accounted_for(start, given_edits, limit):
         )
 
 
-# Free text -----------------------------------------------------------------------------------------------------------
+# Free text
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

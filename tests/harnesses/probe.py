@@ -1,4 +1,7 @@
-"""A command that tries what it should not be able to, and prints what happened. It opens files and writes none."""
+"""A command that tries what it should not be able to, and prints what happened.
+
+It opens files and writes none.
+"""
 
 import contextlib
 import ctypes

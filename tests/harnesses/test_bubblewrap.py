@@ -31,7 +31,9 @@ def below(paths, home):
 
 
 def test_a_program_shows_its_installation(home, monkeypatch):
-    """And no more of the home folder: not what a person keeps in `~/.local/share`, not the project around a `bin`."""
+    """And no more of the home folder: not what a person keeps in `~/.local/share`, not the project
+    around a `bin`.
+    """
     node = made(home / ".nvm" / "node" / "v22" / "bin" / "node")
     made(home / ".nvm" / "node" / "v22" / "lib" / "x.js")
     agent = made(
@@ -143,7 +145,10 @@ def test_an_unknown_processor_has_no_sandbox(monkeypatch):
 @needs_sandbox
 def test_calls_with_fallbacks_work(tmp_path):
     """Threads and processes start, though the newest calls for them are refused."""
-    text = "import subprocess, threading\nt = threading.Thread(target=print, args=['thread'])\nt.start(); t.join()\n"
+    text = (
+        "import subprocess, threading\nt = threading.Thread(target=print, "
+        "args=['thread'])\nt.start(); t.join()\n"
+    )
     text += "print(subprocess.run(['echo', 'process'], capture_output=True, text=True).stdout)"
     command = [sys.executable, "-c", text]
     tmp_path.chmod(0o777)

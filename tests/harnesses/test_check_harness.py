@@ -1,4 +1,6 @@
-"""The task with which `check-env --harness` tries a harness, with a stand-in that has tools for files alone."""
+"""The task with which `check-env --harness` tries a harness, with a stand-in that has tools for
+files alone.
+"""
 
 import sys
 

@@ -1,4 +1,6 @@
-"""Answers of commands: a text stays that text, and nothing that a policy prints fails its rollout or sets a reward."""
+"""Answers of commands: a text stays that text, and nothing that a policy prints fails its rollout
+or sets a reward.
+"""
 
 import json
 import sys

@@ -114,7 +114,7 @@ def test_kept_files_give_nobody_rights(tmp_path):
     assert not any(mode & (stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX) for mode in modes)
 
 
-# --- files of a row --------------------------------------------------------------------------------------------------
+# --- files of a row -------------------------------------------------------------------------------
 
 
 @pytest.fixture

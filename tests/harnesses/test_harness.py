@@ -1,4 +1,6 @@
-"""Settings of command-line agents as data, with a stand-in for a harness (the real ones: tests/interop)."""
+"""Settings of command-line agents as data, with a stand-in for a harness (the real ones:
+tests/interop).
+"""
 
 import json
 import logging
@@ -86,7 +88,9 @@ def test_an_answer_in_a_file_and_the_trainers_limits(tmp_path):
     "spoils", ["os.mkfifo(file)", "os.symlink(OUTSIDE, file)", "os.mkdir(file)"]
 )
 def test_files_that_the_trainer_reads_after_a_harness_are_files_of_its_own(tmp_path, spoils):
-    """No pipe, which would hold up all rollouts, and no link to what the harness itself may not write."""
+    """No pipe, which would hold up all rollouts, and no link to what the harness itself may not
+    write.
+    """
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "a.json").write_text(

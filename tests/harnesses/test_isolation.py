@@ -1,4 +1,7 @@
-"""What a confined command can reach: nothing outside of its folders. As this user, and as another one than root."""
+"""What a confined command can reach: nothing outside of its folders.
+
+As this user, and as another one than root.
+"""
 
 import contextlib
 import errno
@@ -114,7 +117,9 @@ print(json.dumps(probe(Path(sys.argv[1]))))
 @needs_sandbox
 @pytest.mark.skipif(os.geteuid() != 0, reason="this is another user than root")
 def test_nothing_is_reached_from_another_user(tmp_path):
-    """The trainer runs as a user without rights; root's home is empty for it, but for the interpreter and the code."""
+    """The trainer runs as a user without rights; root's home is empty for it, but for the
+    interpreter and the code.
+    """
     folder = tmp_path / "run"
     folder.mkdir()
     shutil.chown(folder, UNPRIVILEGED_USER, UNPRIVILEGED_USER)

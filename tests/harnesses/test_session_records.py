@@ -1,4 +1,6 @@
-"""A harness's own record against our calls: every shape that was seen, and what counts as a difference."""
+"""A harness's own record against our calls: every shape that was seen, and what counts as a
+difference.
+"""
 
 import json
 import os
@@ -181,7 +183,10 @@ def recorded(tmp_path, record):
 
 
 def database(tmp_path, *messages):
-    """opencode's: messages, and their parts in a table of their own. It is written as a log beside it (WAL)."""
+    """opencode's: messages, and their parts in a table of their own.
+
+    It is written as a log beside it (WAL).
+    """
     with closing(sqlite3.connect(tmp_path / "opencode.db")) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("CREATE TABLE message (id TEXT, time_created INTEGER, data TEXT)")
@@ -237,14 +242,16 @@ def test_a_record_in_a_database(tmp_path):
 
 
 def test_a_record_that_an_agent_has_spoilt_is_no_record(tmp_path):
-    """It can write to its home what it likes: a table without an end, a pipe, a link, no database at all."""
+    """It can write to its home what it likes: a table without an end, a pipe, a link, no database
+    at all.
+    """
     endless, pipe, link, no_database = (
         tmp_path / name for name in ("a.db", "pipe", "link", "b.db")
     )
     with closing(sqlite3.connect(endless)) as connection:
         connection.execute(
-            "CREATE VIEW message AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
-            "SELECT i AS id, i AS time_created, '{}' AS data FROM n"
+            "CREATE VIEW message AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM "
+            "n) SELECT i AS id, i AS time_created, '{}' AS data FROM n"
         )
         connection.execute("CREATE TABLE part (id TEXT, message_id TEXT, data TEXT)")
     os.mkfifo(pipe)

@@ -1,4 +1,6 @@
-"""Work folders of commands: what they hold, what a command can reach, and that nothing of it is left."""
+"""Work folders of commands: what they hold, what a command can reach, and that nothing of it is
+left.
+"""
 
 import asyncio
 import errno
@@ -94,7 +96,9 @@ def test_what_a_command_sees_and_what_not(tmp_path, monkeypatch):
 
 @both_isolations
 def test_the_tests_of_a_row_come_with_the_reward(tmp_path, isolation):
-    """In place of what the agent has put there: a link out of the folder, and a pipe that would block the reward."""
+    """In place of what the agent has put there: a link out of the folder, and a pipe that would
+    block the reward.
+    """
     outside = tmp_path / "outside"
     outside.mkdir()
     text = f"""
@@ -123,12 +127,20 @@ def test_the_tests_of_a_row_come_with_the_reward(tmp_path, isolation):
 
 
 SPOILS = {
-    "the work folder is a link": "os.chdir('/'), os.rename(work, work + '2'), os.symlink(OUTSIDE, work)",
-    "the folder above is a link": "os.chdir('/'), os.rename(agent, agent + '2'), os.symlink(OUTSIDE, agent)",
-    "the work folder is a file": "os.chdir('/'), os.rename(work, work + '2'), open(work, 'w').close()",
+    (
+        "the work folder is a link"
+    ): "os.chdir('/'), os.rename(work, work + '2'), os.symlink(OUTSIDE, work)",
+    (
+        "the folder above is a link"
+    ): "os.chdir('/'), os.rename(agent, agent + '2'), os.symlink(OUTSIDE, agent)",
+    (
+        "the work folder is a file"
+    ): "os.chdir('/'), os.rename(work, work + '2'), open(work, 'w').close()",
     "the work folder is gone": "os.chdir('/'), os.rename(work, work + '2')",
     "a link leads to itself": "os.symlink('loop', 'loop')",
-    "a folder is closed": "os.mkdir('closed'), os.mkfifo('closed/pipe'), os.chmod('closed', 0), os.chmod('.', 0)",
+    (
+        "a folder is closed"
+    ): "os.mkdir('closed'), os.mkfifo('closed/pipe'), os.chmod('closed', 0), os.chmod('.', 0)",
 }
 
 
@@ -261,7 +273,7 @@ def test_reward_and_workspace_are_a_commands():
         Program(agent, workspace=WORKSPACE)
 
 
-# --- faults: nothing of them reaches another rollout ------------------------------------------------------------------
+# --- faults: nothing of them reaches another rollout ----------------------------------------------
 
 
 def running(mark):
@@ -322,7 +334,9 @@ def test_a_command_that_uses_too_much_is_ended_and_learns(tmp_path, caplog, spac
 
 @needs_sandbox
 def test_other_keys_and_a_thousand_connections_stay_with_their_rollout(tmp_path):
-    """The second rollout knows the key of the first and calls with it, and opens more connections than it may."""
+    """The second rollout knows the key of the first and calls with it, and opens more connections
+    than it may.
+    """
     text = """
     import socket, time, urllib.error
     base = os.environ["OPENAI_BASE_URL"]
@@ -405,7 +419,7 @@ def test_many_at_once(tmp_path):
     assert [rollout.answer for rollout in rollouts] == ["hello"] * 16 and not left_over()
 
 
-# --- the end of the trainer -------------------------------------------------------------------------------------------
+# --- the end of the trainer -----------------------------------------------------------------------
 
 TRAINER = """
 import sys, os
@@ -437,7 +451,10 @@ def test_after_a_kill_nothing_is_left_at_the_next_start(tmp_path, isolation):
     trainer.wait()
     base = tmp_path / f"agentic-prompting-{os.getuid()}"
     assert len(list(base.iterdir())) == 1
-    next_start = "from agentic_prompting.harnesses.workspace import Workspace; Workspace(isolation='none').open({}).close()"
+    next_start = (
+        "from agentic_prompting.harnesses.workspace import Workspace; "
+        "Workspace(isolation='none').open({}).close()"
+    )
     subprocess.run([sys.executable, "-c", next_start], env=own, check=True)
     assert not list(tmp_path.glob("agentic-prompting-*/*")), "nor the files with its output"
     deadline = time.monotonic() + 5
@@ -504,7 +521,10 @@ def test_a_program_that_is_not_there_is_named():
 
 
 def test_environments_of_other_vendors_name_the_address(tmp_path):
-    text = "ask(); print(json.dumps({'answer': 'x', **{n: v for n, v in os.environ.items() if n[-3:] in ('URL', 'KEY')}}))"
+    text = (
+        "ask(); print(json.dumps({'answer': 'x', **{n: v for n, v in os.environ.items() if n[-3:] "
+        "in ('URL', 'KEY')}}))"
+    )
     rollout, _ = play_program(script(tmp_path, text))
     found = rollout.returned
     assert (

@@ -1,4 +1,6 @@
-"""`examples/contrib`: DSPy's `GRPO` through our trainers, and E-SPL by the call of GEPA's `optimize_anything`."""
+"""`examples/contrib`: DSPy's `GRPO` through our trainers, and E-SPL by the call of GEPA's
+`optimize_anything`.
+"""
 
 import ast
 import itertools
@@ -39,11 +41,13 @@ def test_the_package_imports_nothing_that_is_contributed():
     assert not [path for path in (ROOT / "src").rglob("*.py") if contributed & imported_by(path)]
 
 
-# --- DSPy's GRPO over our trainer ----------------------------------------------------------------------------------
+# --- DSPy's GRPO over our trainer -----------------------------------------------------------------
 
 
 def reinforced(tmp_path, **wanted):
-    """A program over a tiny policy whose turns count as answers as they are, DSPy's GRPO for it, and the provider."""
+    """A program over a tiny policy whose turns count as answers as they are, DSPy's GRPO for it,
+    and the provider.
+    """
     dspy = pytest.importorskip("dspy", reason="needs the extra dspy")
     from dspy.teleprompt.grpo import GRPO
     from dspy_provider import TrainerProvider

@@ -1,5 +1,6 @@
-"""`examples/contrib/verifiers_tasks.py`: task sets in an interpreter of their own (`make foreign`), and against a
-stand-in for its process, which also misbehaves."""
+"""`examples/contrib/verifiers_tasks.py`: task sets in an interpreter of their own (`make foreign`),
+and against a stand-in for its process, which also misbehaves.
+"""
 
 import asyncio
 import json

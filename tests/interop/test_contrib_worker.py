@@ -77,7 +77,10 @@ def test_a_rollout_worker_keeps_trls_protocol(tiny_policy, rows):
 
 
 def test_a_rollout_worker_under_failures(tiny_policy, rows):
-    """A failed rollout has no gradient. Too many end the training, with the reason; so does a policy that raises."""
+    """A failed rollout has no gradient.
+
+    Too many end the training, with the reason; so does a policy that raises.
+    """
 
     class Fails(Counts):
         async def step(self, rollout):

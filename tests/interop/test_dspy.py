@@ -256,7 +256,10 @@ def test_react_shortens_a_trajectory_that_fills_the_context():
                 "[[ ## reasoning ## ]]\nso\n\n[[ ## answer ## ]]\nNairobi\n\n[[ ## completed ## ]]"
             )
         tool = "look"
-        fields = f"[[ ## next_thought ## ]]\nhm\n\n[[ ## next_tool_name ## ]]\n{tool}\n\n[[ ## next_tool_args ## ]]\n{{}}"
+        fields = (
+            f"[[ ## next_thought ## ]]\nhm\n\n[[ ## next_tool_name ## ]]\n{tool}\n\n[[ ## "
+            f"next_tool_args ## ]]\n{{}}"
+        )
         return f"{fields}\n\n[[ ## completed ## ]]"
 
     def look() -> str:

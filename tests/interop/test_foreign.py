@@ -1,5 +1,6 @@
-"""Environments of packages that cannot be installed beside ours: in interpreters of their own (`make foreign`), and
-against stand-ins that speak the same messages where there are none."""
+"""Environments of packages that cannot be installed beside ours: in interpreters of their own
+(`make foreign`), and against stand-ins that speak the same messages where there are none.
+"""
 
 import json
 import os
@@ -97,7 +98,7 @@ def begun(environment, **columns: object) -> Rollout:
     )
 
 
-# --- OpenEnv -----------------------------------------------------------------------------------------------------
+# --- OpenEnv --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["stand-in", "openenv"])

@@ -1,6 +1,8 @@
-"""Agents of real frameworks train as they are, as commands in interpreters of their own (`make foreign`).
+"""Agents of real frameworks train as they are, as commands in interpreters of their own (`make
+foreign`).
 
-Each row has a style, in which a scripted policy writes its turns; in the row without one the tiny policy samples.
+Each row has a style, in which a scripted policy writes its turns; in the row without one the tiny
+policy samples.
 """
 
 import os
@@ -29,7 +31,9 @@ KENYA = '{"country": "Kenya"}'
 STYLES = {
     "plain": called("currency_of", KENYA),
     "think": "<think>\nI look it up.\n</think>\n\n" + called("currency_of", KENYA),
-    "messy": '  I look  it up.\n\n<tool_call>{"arguments":{ "country":"Kenya"},"name":"currency_of"}</tool_call> ',
+    (
+        "messy"
+    ): '  I look  it up.\n\n<tool_call>{"arguments":{ "country":"Kenya"},"name":"currency_of"}</tool_call> ',
     "parallel": called("currency_of", '{"country": "Peru"}') + "\n" + called("currency_of", KENYA),
     "broken": called("currency_of", '{"country": Kenya}'),
     "sampled": None,
@@ -40,7 +44,8 @@ ROWS = [
     for style in STYLES
 ]
 
-# By framework: its environment, and what becomes of rollouts by style: status, calls, token sequences.
+# By framework: its environment, and what becomes of rollouts by style: status, calls, token
+# sequences.
 TOOL = ("answered", 2, 1)
 TWICE = ("answered", 3, 1)
 USUAL = {
@@ -55,8 +60,9 @@ FRAMEWORKS = {
     "agents_responses": ("openai-agents", {**USUAL, "sampled": ("failed", 1, 1)}),
     "agents_chat": ("openai-agents", USUAL),
     "pydantic_ai": ("pydantic-ai", USUAL),
-    # It writes calls as Python's `repr` into a text of its own, so nothing of ours comes back as it was. Four replies
-    # without a call stay in its history, and it then asks for an answer with another system prompt.
+    # It writes calls as Python's `repr` into a text of its own, so nothing of ours comes back as it
+    # was. Four replies without a call stay in its history, and it then asks for an answer with
+    # another system prompt.
     "smolagents": (
         "smolagents",
         {
@@ -68,7 +74,10 @@ FRAMEWORKS = {
 
 
 class WatchedProgram(CommandProgram):
-    """A program whose policy is scripted where its row has a style. Keeps the samples and the rollouts."""
+    """A program whose policy is scripted where its row has a style.
+
+    Keeps the samples and the rollouts.
+    """
 
     def __init__(self, command, answers_by_tool):
         super().__init__(command, timeout=300, workspace=Workspace(shows=[str(SCRIPTS)]))
@@ -110,7 +119,9 @@ class WatchedProgram(CommandProgram):
 
 
 def byte_policy():
-    """A tiny random model over bytes, for a template with tools and prompts of some thousand tokens."""
+    """A tiny random model over bytes, for a template with tools and prompts of some thousand
+    tokens.
+    """
     tokenizer = byte_tokenizer()
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -170,7 +181,8 @@ def test_an_agent_of_a_framework_trains_three_steps(framework, tmp_path):
         if one.row["style"] != "sampled"
     )
 
-    # Every sample is in the loss, token for token and once; but those of failed rollouts, which are counted.
+    # Every sample is in the loss, token for token and once; but those of failed rollouts, which are
+    # counted.
     drawn = Counter((context, ids) for _, context, ids in program.samples)
     assert not (in_loss := Counter(samples_in(rows))) - drawn
     failed = [one.seed for one in program.played if one.status == "failed"]

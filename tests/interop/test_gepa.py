@@ -25,7 +25,9 @@ from agentic_prompting.interop.gepa import AgentAdapter  # noqa: E402
 
 
 class Obedient:
-    """An agent that answers what its system prompt names, as `answer_all` of a [`PromptAgent`] does."""
+    """An agent that answers what its system prompt names, as `answer_all` of a [`PromptAgent`]
+    does.
+    """
 
     spec = AgentSpec(prompt_template="{question}")
 
@@ -144,7 +146,9 @@ def test_a_candidate_replaces_the_agents_system_prompt(candidate, join):
 
 
 def test_gepa_goes_on_after_an_outage_where_told_to():
-    """As the page says: GEPA ends with the error by default, and skips the iteration where it is told to."""
+    """As the page says: GEPA ends with the error by default, and skips the iteration where it is
+    told to.
+    """
     rows = [{"question": f"Capital {n}?", "answers": ["Nairobi"]} for n in range(4)]
 
     class FailsOnce(Obedient):

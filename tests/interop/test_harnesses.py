@@ -1,6 +1,8 @@
-"""Real command-line agents train three steps as they are (`make foreign`), each in its own dialects.
+"""Real command-line agents train three steps as they are (`make foreign`), each in its own
+dialects.
 
-A script writes the turns of the policy, as a tiny one ends most agents with its first; it trains on those tokens.
+A script writes the turns of the policy, as a tiny one ends most agents with its first; it trains on
+those tokens.
 """
 
 from collections import Counter
@@ -61,7 +63,9 @@ def test_the_clients_of_anthropic_and_google_read_our_replies():
 
 
 class Watched(CommandProgram):
-    """In one rollout of each group the script does the task, in the other it says so and does nothing."""
+    """In one rollout of each group the script does the task, in the other it says so and does
+    nothing.
+    """
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -126,7 +130,9 @@ def test_a_harness_trains_three_steps(name, monkeypatch, tmp_path):
 
 
 class FollowsPrinciples(Watched):
-    """The script does the task where its prompt has a principle of a child, else in one rollout of four."""
+    """The script does the task where its prompt has a principle of a child, else in one rollout of
+    four.
+    """
 
     def does_it(self, rollout):
         return (
@@ -136,7 +142,9 @@ class FollowsPrinciples(Watched):
 
 @pytest.mark.timeout(1800)
 def test_prompts_and_weights_evolve_inside_a_harness(monkeypatch, tmp_path):
-    """The prompt is in the harness's own file, and so in what the policy reads; the better prompt is rated higher."""
+    """The prompt is in the harness's own file, and so in what the policy reads; the better prompt
+    is rated higher.
+    """
     needs("pi", monkeypatch)
     program = FollowsPrinciples(
         get_harness("pi"), workspace=Workspace(), reward=wrote_the_file, timeout=300

@@ -1,4 +1,6 @@
-"""Servers and tools that misbehave: what they do wrong is an outage, ends within a bound, and shows no secret."""
+"""Servers and tools that misbehave: what they do wrong is an outage, ends within a bound, and shows
+no secret.
+"""
 
 import asyncio
 import http.server
@@ -41,7 +43,7 @@ def step(environment, text: str, row: dict | None = None):
     return run(environment.step(rollout))
 
 
-# --- secrets -----------------------------------------------------------------------------------------------------
+# --- secrets --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=SECRETS, ids=str)
@@ -57,7 +59,10 @@ def test_a_masked_text_has_no_secret(leaking):
 
 
 def test_masking_keeps_what_helps():
-    text = "GET https://api.example.com/v1/find?q=kenya&key=abc123def (404), no page 'kenya' (user@example.com)"
+    text = (
+        "GET https://api.example.com/v1/find?q=kenya&key=abc123def (404), no page 'kenya' "
+        "(user@example.com)"
+    )
     assert mask_secrets(text) == text.replace("abc123def", "[key]")
     assert mask_secrets(
         "the key none is in the log, and so is verysecret", "none", "verysecret", None
@@ -113,7 +118,7 @@ def len_of(text: str) -> int:
     return len(text)
 
 
-# --- MCP ---------------------------------------------------------------------------------------------------------
+# --- MCP ------------------------------------------------------------------------------------------
 
 # Speaks MCP by hand: a server of the package's own does not misbehave like this.
 MCP_BY_HAND = """
@@ -215,7 +220,9 @@ def test_an_mcp_servers_error_shows_nobody_a_secret(leaking):
 
 @pytest.mark.parametrize("status", [401, 307, 500])
 def test_an_mcp_address_shows_nobody_its_key(status, caplog):
-    """User, password, query and path: not in the error, and not in the log of the package or of httpx."""
+    """User, password, query and path: not in the error, and not in the log of the package or of
+    httpx.
+    """
     pytest.importorskip("mcp", reason="needs the extra mcp")
     caplog.set_level(logging.INFO)
 
@@ -245,7 +252,7 @@ def test_an_mcp_address_shows_nobody_its_key(status, caplog):
     assert "TaskGroup" not in str(failed.value), "the cause is named, not the package's machinery"
 
 
-# --- OpenEnv -----------------------------------------------------------------------------------------------------
+# --- OpenEnv --------------------------------------------------------------------------------------
 
 SCHEMA = {
     "action": {
@@ -264,9 +271,11 @@ def told(said: object = "hello", reward: object = None, done: object = False) ->
 
 
 class OpenEnvServer:
-    """A server in this process: gives `schema`, and to each message of a session the next of `answers`."""
+    """A server in this process: gives `schema`, and to each message of a session the next of
+    `answers`.
+    """
 
-    def __init__(self, answers: list = [], schema: object = SCHEMA, redirect: str = ""):  # noqa: B006
+    def __init__(self, answers: list = [], schema: object = SCHEMA, redirect: str = ("")):  # noqa: B006
         self.answers = answers
         self.schema = schema
         self.redirect = redirect
@@ -373,7 +382,9 @@ def test_an_openenv_schema_that_is_none_is_an_outage(schema):
 
 @pytest.mark.parametrize("path", ["schema", "ws"])
 def test_an_openenv_key_reaches_no_other_origin(path):
-    """Neither request follows a redirect: the other server is not asked at all, and the error names it."""
+    """Neither request follows a redirect: the other server is not asked at all, and the error names
+    it.
+    """
     with (
         OpenEnvServer([told()]) as other,
         OpenEnvServer([told()], redirect=f"{other.url}/{path}") as server,
@@ -389,7 +400,9 @@ def test_an_openenv_key_reaches_no_other_origin(path):
 
 
 def test_an_openenv_error_shows_nobody_a_secret(leaking):
-    """What the server says of an action is text for the agent, of a reset an error; the address has a key as well."""
+    """What the server says of an action is text for the agent, of a reset an error; the address has
+    a key as well.
+    """
     error = {
         "type": "error",
         "data": {"code": "EXECUTION_ERROR", "message": leaking[0] + " headerkey1 querykey1"},

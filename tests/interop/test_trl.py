@@ -55,7 +55,10 @@ def test_a_class_without_tools_is_named():
 
 
 def test_making_an_instance_holds_up_no_other_episode():
-    """A class may load something. It was made on the event loop of all rollouts, one after the other."""
+    """A class may load something.
+
+    It was made on the event loop of all rollouts, one after the other.
+    """
     both = threading.Barrier(2, timeout=20)
     is_first = True
 

@@ -43,7 +43,9 @@ def test_a_simulated_user_ends_the_episode_when_they_have_what_they_want():
 
 
 def test_the_agent_never_reads_the_users_thought():
-    """The thought of a simulated user says what the agent has to find out, and may mention the mark of the end."""
+    """The thought of a simulated user says what the agent has to find out, and may mention the mark
+    of the end.
+    """
     thought = "<think>I want the capital of Kenya and then write [DONE], but"
     environment = UserSimulator(ScriptedChat([thought]))
     observation = run(environment.step(asked(environment, "Hi", row={"goal": "the capital"})))

@@ -1,4 +1,6 @@
-"""Budgets: what is booked where, what stops when, and that a job's budget is that of all its processes and restarts."""
+"""Budgets: what is booked where, what stops when, and that a job's budget is that of all its
+processes and restarts.
+"""
 
 import gc
 import logging
@@ -169,7 +171,10 @@ def test_a_failed_request_gives_its_room_back():
 
 def test_a_book_without_estimates_goes_on(tmp_path):
     path = tmp_path / "spending.sqlite"
-    table = "CREATE TABLE spending (account TEXT PRIMARY KEY, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER"
+    table = (
+        "CREATE TABLE spending (account TEXT PRIMARY KEY, prompt_tokens INTEGER NOT NULL, "
+        "completion_tokens INTEGER"
+    )
     with sqlite3.connect(path) as older:
         older.execute(f"{table} NOT NULL, cost_usd REAL NOT NULL) WITHOUT ROWID")
         older.execute("INSERT INTO spending VALUES ('judge', 7, 3, 0.5)")
@@ -306,7 +311,8 @@ def test_full_disk_loses_no_reply(server, tmp_path, _quickly, caplog):
     Budget(path=path).add("before", Usage(1, 0, 0.0))
     other = sqlite3.connect(path, isolation_level=None)
     other.execute(
-        "CREATE TRIGGER full BEFORE INSERT ON spending BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
+        "CREATE TRIGGER full BEFORE INSERT ON spending BEGIN SELECT RAISE(FAIL, 'database or disk "
+        "is full'); END"
     )
     with chat_at(server) as chat:
         charge(Budget(path=path), environment=chat)
@@ -421,7 +427,9 @@ def test_processes_share_one_budget(server, tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_forked_child_books_what_it_spends(tmp_path):
-    """Its entries were taken for the parent's and dropped until another process had made the file: no limit at all."""
+    """Its entries were taken for the parent's and dropped until another process had made the file:
+    no limit at all.
+    """
     budget = Budget(usd=2.0, path=tmp_path / "budget.sqlite")
     budget.stop_when_spent()
     if (child := os.fork()) == 0:

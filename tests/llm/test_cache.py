@@ -199,8 +199,8 @@ def test_look_up_uses_the_index(path):
     connection = cache._connected()
     connection.execute("BEGIN")
     connection.executemany(
-        "INSERT INTO replies (key, repeat, model, text, finish_reason, prompt_tokens, completion_tokens, recorded_at) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO replies (key, repeat, model, text, finish_reason, prompt_tokens, "
+        "completion_tokens, recorded_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         rows,
     )
     connection.execute("COMMIT")

@@ -1,4 +1,6 @@
-"""Every way an endpoint can misbehave: each call ends as its own reply or a typed error; an outage is waited out."""
+"""Every way an endpoint can misbehave: each call ends as its own reply or a typed error; an outage
+is waited out.
+"""
 
 import asyncio
 import json
@@ -38,12 +40,14 @@ def by_name(number, request):
     return request["messages"][-1]["content"]
 
 
-# --- one fault after another --------------------------------------------------------------------------------------
+# --- one fault after another ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """What becomes of a call under each fault that does not stop, and the number of requests made for it."""
+    """What becomes of a call under each fault that does not stop, and the number of requests made
+    for it.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("agentic_prompting.llm.openai_http._FIRST_WAIT", 0.01)
         patch.setattr("agentic_prompting.llm.openai_http._MAX_REPLY_BYTES", 12 << 20)
@@ -65,7 +69,9 @@ def test_there_are_many_ways():
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_has_its_error(outcomes, name):
-    """A reply or a typed error, never both and never the server's words as an answer; final errors are not retried."""
+    """A reply or a typed error, never both and never the server's words as an answer; final errors
+    are not retried.
+    """
     reply, requests = outcomes[name]
     fault = FAULTS[name]
     if fault.error is None:
@@ -121,13 +127,14 @@ def test_a_password_in_the_address_is_not_logged(caplog):
     assert "planted" not in caplog.text
 
 
-# --- many calls at random -----------------------------------------------------------------------------------------
+# --- many calls at random -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_random_faults_lose_and_mix_up_nothing(seed, tmp_path):
     cache = ReplayCache(tmp_path / "replies.sqlite")
-    # 10 MB on a busy machine can take longer than this timeout, which is then rightly asked for again.
+    # 10 MB on a busy machine can take longer than this timeout, which is then rightly asked for
+    # again.
     quick = [name for name in PASSING if name != "10 MB"]
     with MisbehavingServer(at_random(0.3, seed, quick), latency=0.002, hang_seconds=5) as server:
         with OpenAIChat("m", server.base_url, timeout=3, cache=cache) as chat:
@@ -147,7 +154,7 @@ def test_random_faults_lose_and_mix_up_nothing(seed, tmp_path):
     )
 
 
-# --- the endpoint is down -----------------------------------------------------------------------------------------
+# --- the endpoint is down -------------------------------------------------------------------------
 
 
 def test_an_outage_is_waited_out_without_a_storm(monkeypatch):
@@ -160,7 +167,8 @@ def test_an_outage_is_waited_out_without_a_storm(monkeypatch):
         server.outage(1.5)
         replies = replies_to(chat, [f"call {i}" for i in range(200)])
         assert [reply.error for reply in replies.values()] == [None] * 200
-        # Down for 30 latencies: 64 at once, two retries each, would all have failed within the first.
+        # Down for 30 latencies: 64 at once, two retries each, would all have failed within the
+        # first.
         assert chat.stats.retries < 64 + 20 and max(server.answered.values()) == 1
 
 
@@ -194,7 +202,9 @@ def test_it_recovers_by_itself():
 
 @pytest.mark.parametrize("calls", [1, 2, 3])
 def test_a_few_calls_are_as_patient_as_many(calls):
-    """Fewer attempts than the breaker waits for; and what finds out whether the endpoint is back spends no retry."""
+    """Fewer attempts than the breaker waits for; and what finds out whether the endpoint is back
+    spends no retry.
+    """
     with (
         MisbehavingServer() as server,
         OpenAIChat("m", server.base_url, max_retries=2, patience=60) as chat,

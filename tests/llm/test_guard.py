@@ -1,4 +1,6 @@
-"""Code of a user's may raise anything: its call fails, nothing hangs, and a loop that ends is noticed."""
+"""Code of a user's may raise anything: its call fails, nothing hangs, and a loop that ends is
+noticed.
+"""
 
 import asyncio
 import os
@@ -309,7 +311,9 @@ def test_ctrl_c_ends_a_batch_that_hangs():
 
 
 def test_exit_waits_for_the_engines_step():
-    """A thread in torch's code while the interpreter is torn down aborted the process, after its last line."""
+    """A thread in torch's code while the interpreter is torn down aborted the process, after its
+    last line.
+    """
     script = """
         import threading, time
         from agentic_prompting.llm import start
@@ -356,7 +360,9 @@ def test_exiting_environment_fails_its_own_rollout_only():
 
 
 def test_connection_cancelled_while_opening_is_an_outage(monkeypatch):
-    """Red before: calls that waited for an MCP server while its connection was dropped waited for ever."""
+    """Red before: calls that waited for an MCP server while its connection was dropped waited for
+    ever.
+    """
     mcp = pytest.importorskip("mcp")
     from agentic_prompting.interop.mcp import MCPTools
     from agentic_prompting.llm import Unreachable
@@ -416,8 +422,9 @@ os._exit(heard != [f"heard {i}" for i in range(300)])  # without a join of threa
 
 @pytest.mark.parametrize("model", ["endpoint", "function"])
 def test_more_functions_than_threads_may_call_models(model, tmp_path):
-    """Each held a thread while its call waited for one, to read the recording or to run the model's function: from 256
-    functions at once on, all of them waited for ever."""
+    """Each held a thread while its call waited for one, to read the recording or to run the model's
+    function: from 256 functions at once on, all of them waited for ever.
+    """
     command = [sys.executable, "-c", MANY_WAIT, str(tmp_path / "cache.sqlite"), model]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr[-2000:] or "they wait for ever"

@@ -49,7 +49,8 @@ KEY = "sk-test-0123456789abcdefSECRET"
 def _environment(monkeypatch):
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
         monkeypatch.delenv(name, raising=False)
-    # Without Retry-After a retry waits 0.5 s and more; these tests look at what is done, not how slowly.
+    # Without Retry-After a retry waits 0.5 s and more; these tests look at what is done, not how
+    # slowly.
     monkeypatch.setattr("agentic_prompting.llm.openai_http._FIRST_WAIT", 0.01)
 
 
@@ -373,12 +374,17 @@ def test_failures_that_no_retry_helps_are_not_retried(serve, answer, kind, part)
 
 
 def test_max_tokens_is_renamed_for_reasoning_models(serve):
-    """As OpenAI's reasoning models: they refuse a request with `max_tokens`, which costs neither money nor a retry."""
+    """As OpenAI's reasoning models: they refuse a request with `max_tokens`, which costs neither
+    money nor a retry.
+    """
 
     def answer(request, n):
         if "max_tokens" not in request:
             return "ok" if request["max_completion_tokens"] == 7 else "no limit"
-        what = "Unsupported parameter: 'max_tokens' is not supported here. Use 'max_completion_tokens' instead."
+        what = (
+            "Unsupported parameter: 'max_tokens' is not supported here. Use "
+            "'max_completion_tokens' instead."
+        )
         return Answer(what, status=400)
 
     server, chat = serve(answer, max_retries=0)
@@ -388,7 +394,9 @@ def test_max_tokens_is_renamed_for_reasoning_models(serve):
 
 @pytest.mark.parametrize(("status", "longest", "shortest"), [(429, 80, 50), (500, 16, 11)])
 def test_retries_after_a_429_last_a_minute(serve, status, longest, shortest, monkeypatch):
-    """Limits of requests and tokens are by the minute: retries that all end within it lose the call."""
+    """Limits of requests and tokens are by the minute: retries that all end within it lose the
+    call.
+    """
     waits: list[float] = []
 
     async def kept(seconds):
@@ -425,7 +433,9 @@ def test_the_server_does_not_decide_what_is_retried(serve, status, says, attempt
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_redirects_are_errors_that_name_the_address(serve, status):
-    """Followed, the conversation and the key would go to another host, or a GET would be taken as the answer."""
+    """Followed, the conversation and the key would go to another host, or a GET would be taken as
+    the answer.
+    """
     other, _ = serve()
     away = other.base_url.replace("/v1", "/sk-hidden/v1/chat/completions")
     server, chat = serve(always(Answer(status=status, body=b"moved", headers={"location": away})))
@@ -504,7 +514,9 @@ def test_the_client_goes_on_after_failures_and_interrupts(serve):
 
 
 def test_200_calls_are_made_at_once(serve):
-    """None is answered before all are there: neither `submit` nor a call may wait for another's answer."""
+    """None is answered before all are there: neither `submit` nor a call may wait for another's
+    answer.
+    """
     everybody = threading.Barrier(200)
     server, chat = serve(
         lambda request, n: (everybody.wait(120), "ok")[1], max_concurrency=200, timeout=120

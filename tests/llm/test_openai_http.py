@@ -1,4 +1,6 @@
-"""What `OpenAIChat` promises of its connections: proxies, certificates, forks, large requests, an end in silence."""
+"""What `OpenAIChat` promises of its connections: proxies, certificates, forks, large requests, an
+end in silence.
+"""
 
 import asyncio
 import base64
@@ -55,7 +57,7 @@ def _environment(monkeypatch):
         monkeypatch.delenv(name.lower(), raising=False)
 
 
-# --- certificates -------------------------------------------------------------------------------------------------
+# --- certificates ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -92,12 +94,14 @@ def test_certificates_that_the_environment_names_are_trusted(https, certificate,
         monkeypatch.delenv(name)
 
 
-# --- proxies ------------------------------------------------------------------------------------------------------
+# --- proxies --------------------------------------------------------------------------------------
 
 
 @contextmanager
 def proxy(status="200 OK"):
-    """A proxy that answers CONNECT with a status and tunnels if it is 200; yields its address and what it was asked."""
+    """A proxy that answers CONNECT with a status and tunnels if it is 200; yields its address and
+    what it was asked.
+    """
     heads = []
 
     class Tunnel(socketserver.StreamRequestHandler):
@@ -199,7 +203,7 @@ def test_error_of_a_proxy_hides_its_password(monkeypatch, caplog):
     assert PASSWORD not in f"{error} {caplog.text}" and BASIC[6:] not in f"{error} {caplog.text}"
 
 
-# --- what is sent and kept ----------------------------------------------------------------------------------------
+# --- what is sent and kept ------------------------------------------------------------------------
 
 
 def test_password_of_the_address_replaces_the_key():
@@ -222,7 +226,7 @@ def test_a_request_of_many_megabytes_is_sent():
         assert "content-length" in server.headers[0]
 
 
-# --- forks and the end --------------------------------------------------------------------------------------------
+# --- forks and the end ----------------------------------------------------------------------------
 
 
 def run_python(code, *args, warnings="default"):

@@ -1,4 +1,6 @@
-"""Spans without and with OpenTelemetry: names, parents across threads and processes, contents, secrets, failures."""
+"""Spans without and with OpenTelemetry: names, parents across threads and processes, contents,
+secrets, failures.
+"""
 
 import asyncio
 import logging
@@ -71,7 +73,7 @@ def played(environment, say=turns_of, question="planted-question"):
     return rollout
 
 
-# --- off --------------------------------------------------------------------------------------------------------------
+# --- off ------------------------------------------------------------------------------------------
 
 
 def test_without_traces_nothing_is_made_and_nothing_imported():
@@ -97,7 +99,7 @@ def test_without_the_extra_its_name_is_said(monkeypatch):
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")
 
 
-# --- what there is ----------------------------------------------------------------------------------------------------
+# --- what there is --------------------------------------------------------------------------------
 
 
 def test_an_episode_is_a_tree():
@@ -147,7 +149,9 @@ def test_contents_only_if_asked_for():
 
 
 def test_no_key_is_in_a_trace(monkeypatch):
-    """Neither the endpoint's own, which it repeats in a reply, nor one in a variable of the environment."""
+    """Neither the endpoint's own, which it repeats in a reply, nor one in a variable of the
+    environment.
+    """
     monkeypatch.setenv("SOME_API_KEY", KEY)
     with (
         LoopbackServer(lambda request, n: f"your keys: {KEY} literal-{KEY[::-1]}") as server,
@@ -214,11 +218,13 @@ def test_a_users_model_with_a_property_that_raises():
     assert [span.name for span in found.all] == ["chat Chat"]
 
 
-# --- parents ----------------------------------------------------------------------------------------------------------
+# --- parents --------------------------------------------------------------------------------------
 
 
 def test_across_threads_and_the_background_loop():
-    """A plain `step` runs in a thread, and its own call goes back to the loop; every rollout keeps its own parent."""
+    """A plain `step` runs in a thread, and its own call goes back to the loop; every rollout keeps
+    its own parent.
+    """
     chat = ScriptedChat(["reply"])
     threads = set()
 
@@ -248,7 +254,8 @@ def test_across_threads_and_the_background_loop():
             ("chat agent", []),
         ],
     )
-    # A thread that the user starts inherits no context from Python: its rollouts are traces of their own.
+    # A thread that the user starts inherits no context from Python: its rollouts are traces of
+    # their own.
     assert found.below(None) == [("outer", [episode] * 2), *[episode] * 8]
     assert threading.main_thread().name not in threads
 
@@ -321,7 +328,10 @@ def test_a_command_gets_the_rollouts_name(tmp_path):
 
 
 def test_process_parent_comes_from_the_environment():
-    code = "import support.traces as t\nwith t.traced() as f:\n    with t.spans.span('a'): pass\nprint(f.all[0].to_json())"
+    code = (
+        "import support.traces as t\nwith t.traced() as f:\n    with t.spans.span('a'): "
+        "pass\nprint(f.all[0].to_json())"
+    )
     done = in_process(code, TRACEPARENT=f"00-{'1' * 32}-{'2' * 16}-01")
     assert f'"parent_id": "0x{"2" * 16}"' in done.stdout, done.stderr
 
@@ -346,7 +356,7 @@ def test_service_passes_the_clients_traceparent_on(tiny_policy):
     assert server.headers[0]["traceparent"] == f"00-{'1' * 32}-{call.context.span_id:016x}-01"
 
 
-# --- refinements and reflections --------------------------------------------------------------------------------------
+# --- refinements and reflections ------------------------------------------------------------------
 
 
 def test_a_refinement():
@@ -382,7 +392,7 @@ def test_a_reflection():
     assert {call[0] for call in calls} == {"chat ScriptedChat"}
 
 
-# --- where they go ----------------------------------------------------------------------------------------------------
+# --- where they go --------------------------------------------------------------------------------
 
 SEND = """
 import logging, sys, time

@@ -60,7 +60,9 @@ def test_marks_in_a_payload_are_content():
 
 
 def test_an_agent_is_shown_no_thought():
-    """A reply that ends inside of its thought has nothing to show: it failed, as any reply without text."""
+    """A reply that ends inside of its thought has nothing to show: it failed, as any reply without
+    text.
+    """
     usage = Usage(3, 4)
     reply = Reply("<think>Is it Rome?</think>\nIt is.\n", finish_reason="stop", usage=usage)
     assert without_thoughts(reply) == replace(reply, text="It is.")

@@ -1,4 +1,6 @@
-"""Token counts: every form in which endpoints report them, and the budget that they are booked into."""
+"""Token counts: every form in which endpoints report them, and the budget that they are booked
+into.
+"""
 
 import asyncio
 import logging
@@ -53,7 +55,9 @@ def _quick(monkeypatch):
 
 
 def play(answer, calls=60, **settings):
-    """Send many calls at once under a limit of 20,000 tokens; return the counts, the replies, the requests."""
+    """Send many calls at once under a limit of 20,000 tokens; return the counts, the replies, the
+    requests.
+    """
     with (
         LoopbackServer(answer) as server,
         OpenAIChat("m", server.base_url, budget_tokens=20_000, **settings) as chat,
@@ -148,7 +152,9 @@ def test_without_a_budget_nothing_is_estimated(caplog):
 
 @pytest.mark.parametrize("usage", [{"prompt_tokens": 600, "completion_tokens": 400}, None])
 def test_retries_of_paid_replies_stop_at_the_budget(usage):
-    """Every second reply is paid for and has no text; five retries of 60 calls would cost 360,000 tokens."""
+    """Every second reply is paid for and has no text; five retries of 60 calls would cost 360,000
+    tokens.
+    """
     stats, _, requests = play(
         lambda request, n: Answer(body=body_with(usage, "" if n % 2 else "hello"))
     )

@@ -1,4 +1,6 @@
-"""Fixtures of the tests of models in this process: a small model that prefers some tokens, and its tokenizer."""
+"""Fixtures of the tests of models in this process: a small model that prefers some tokens, and its
+tokenizer.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Lossless drafting: the output of plain greedy decoding, whatever the draft, the model's shape and the batch."""
+"""Lossless drafting: the output of plain greedy decoding, whatever the draft, the model's shape and
+the batch.
+"""
 
 import random
 from dataclasses import replace
@@ -94,7 +96,10 @@ def spoil(kind, output, rng):
 
 
 def test_equal_to_plain_greedy_decoding(model):
-    """Batches of ragged contexts, drafts and limits. 25 rows a model; none may differ in a single token."""
+    """Batches of ragged contexts, drafts and limits.
+
+    25 rows a model; none may differ in a single token.
+    """
     rng = random.Random(1)
     kinds = [rng.choice(DRAFTS) for _ in range(25)]
     requests = []
@@ -170,7 +175,9 @@ def test_a_slow_row_holds_nobody_up(model):
 
 @pytest.mark.parametrize("change", ["put in", "left out", "replaced"])
 def test_tokens_after_a_change_are_guessed(change):
-    """One token that the draft lacks, has too many or has wrong costs a pass, or two where it could be either."""
+    """One token that the draft lacks, has too many or has wrong costs a pass, or two where it could
+    be either.
+    """
     expected = list(range(100, 140))
     draft = TokenDraft(
         {

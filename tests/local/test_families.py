@@ -1,7 +1,8 @@
-"""What works for each family of models, at tiny size with random weights; one test for each question.
+"""What works for each family of models, at tiny size with random weights; one test for each
+question.
 
-A family that the engine cannot run is refused by it in a sentence that names it, and goes in batches instead
-([`local_policy`]); everything else holds for it, too.
+A family that the engine cannot run is refused by it in a sentence that names it, and goes in
+batches instead ([`local_policy`]); everything else holds for it, too.
 """
 
 import copy
@@ -99,7 +100,9 @@ def texts(n, least=2, most=30, seed=0):
 
 
 def test_greedy_answers_are_those_of_generate(model, tokenizer):
-    """Rows of many lengths, some of which join late, against transformers' own search over each row alone."""
+    """Rows of many lengths, some of which join late, against transformers' own search over each row
+    alone.
+    """
     policy = local_policy(
         model, tokenizer, Sampling(temperature=0), end_of_turn_ids=[END], max_batch_size=4
     )
@@ -154,7 +157,9 @@ def test_attention_sinks_stay_with_flash_attention(tokenizer):
 
 
 def loss_and_gradients(model, scored):
-    """A policy-gradient loss of three padded rows, scored by TRL's own method; without `scored` everywhere."""
+    """A policy-gradient loss of three padded rows, scored by TRL's own method; without `scored`
+    everywhere.
+    """
     trainer = SimpleNamespace(accelerator=Accelerator(cpu=True))
     mask = torch.tensor([[0] * (n % 3) + [1] * (24 - n % 3) for n in range(3)])
     ids = torch.tensor(texts(3, 24, 24, seed=3)) * mask
@@ -219,7 +224,9 @@ def test_unsupported_architecture_is_named(family, model, tokenizer):
 
 
 def test_gpt_oss_turn_ends_at_every_configured_token(tmp_path, monkeypatch):
-    """`<|return|>` and `<|call|>`, and not at `<|end|>`, behind which the answer follows the thoughts."""
+    """`<|return|>` and `<|call|>`, and not at `<|end|>`, behind which the answer follows the
+    thoughts.
+    """
     model = copy.deepcopy(model_of("gpt-oss"))
     request = SampleRequest(texts(1, 20)[0], 12, 0)
     tokenizer = SimpleNamespace(pad_token_id=0, bos_token_id=None, eos_token_id=None)
@@ -241,7 +248,7 @@ def test_gpt_oss_turn_ends_at_every_configured_token(tmp_path, monkeypatch):
         assert set(ends) == {*named, world_tokenizer().eos_token_id}
 
 
-# --- training --------------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 def logged(trainer):
@@ -272,7 +279,9 @@ def test_a_family_trains_over_four_bits(family, tmp_path):
 
 
 class Packed(torch.nn.Linear):
-    """A layer as bitsandbytes leaves it: its weights are bytes of another shape, which its own `forward` unpacks."""
+    """A layer as bitsandbytes leaves it: its weights are bytes of another shape, which its own
+    `forward` unpacks.
+    """
 
     def __init__(self, layer):
         super().__init__(layer.in_features, layer.out_features)
@@ -317,7 +326,8 @@ def test_in_bfloat16_sampler_and_trainer_differ_by_rounding(family, tmp_path):
     trainer = train(family, "full", tmp_path, bf16=True)
     means = [entry["sampling/logp_difference/mean"] for entry in logged(trainer)]
     assert max(means) < BOUND
-    # Eager attention, which gpt-oss needs for its sinks, does the same sums for one token as for all; sdpa does not.
+    # Eager attention, which gpt-oss needs for its sinks, does the same sums for one token as for
+    # all; sdpa does not.
     is_eager = trainer.model.config._attn_implementation == "eager"
     assert max(means) < 1e-6 if is_eager else max(means) > 1e-5, "in float32 it is less"
 

@@ -1,5 +1,6 @@
-"""Sampling in this process, by the engine and in batches: what a continuation depends on, how often each token is
-drawn, where a turn ends. The engine's own affairs are in test_transformers_engine.py."""
+"""Sampling in this process, by the engine and in batches: what a continuation depends on, how often
+each token is drawn, where a turn ends. The engine's own affairs are in test_transformers_engine.py.
+"""
 
 import copy
 import random
@@ -26,7 +27,9 @@ TURN = "<think> a </think> <interaction_prompt> b </interaction_prompt>"
 
 
 class Sampler:
-    """The engine and the batch sampler, held to each other: requests in, samples out, log-probabilities left out."""
+    """The engine and the batch sampler, held to each other: requests in, samples out,
+    log-probabilities left out.
+    """
 
     def __init__(self, model, tokenizer, *args, max_batch_size=256, **options):
         self.engine = TransformersEngine(
@@ -51,7 +54,9 @@ def without_logprobs(samples):
 
 
 def small_model(tokenizer, extra_rows=0, kind=Qwen3ForCausalLM):
-    """A model for a byte-level tokenizer; some models have more rows than their tokenizer has tokens."""
+    """A model for a byte-level tokenizer; some models have more rows than their tokenizer has
+    tokens.
+    """
     config = Qwen3Config(
         vocab_size=len(tokenizer) + extra_rows,
         hidden_size=16,
@@ -71,8 +76,10 @@ def small_model(tokenizer, extra_rows=0, kind=Qwen3ForCausalLM):
 
 
 class ScriptedModel(Qwen3ForCausalLM):
-    """A real model, cache and all, whose likeliest next token follows a script: `script[row][n]` for the n-th token of
-    a row; behind its end, token 0. For whole batches: there rows stay where they are."""
+    """A real model, cache and all, whose likeliest next token follows a script: `script[row][n]`
+    for the n-th token of a row; behind its end, token 0. For whole batches: there rows stay where
+    they are.
+    """
 
     script: list[list[int]]
 
@@ -131,7 +138,7 @@ def single_characters(tokenizer, text):
     return [table[character] for character in spelled]
 
 
-# --- a continuation depends on its own context and seed -----------------------------------------------------------
+# --- a continuation depends on its own context and seed -------------------------------------------
 
 
 @pytest.fixture(scope="module", params=["sandbox", "chatml", "gemma"])
@@ -151,7 +158,10 @@ def any_model(request, policy, tokenizer):
     ],
 )
 def test_nothing_else_in_the_batch_matters(any_model, sampling):
-    """Alone, together, shuffled, in small batches: the same tokens. Lengths differ, so rows are padded differently."""
+    """Alone, together, shuffled, in small batches: the same tokens.
+
+    Lengths differ, so rows are padded differently.
+    """
     model, tokenizer = any_model
     requests = requests_for(tokenizer, 24)
     stop = tokenizer.decode(requests[0].context[:1])
@@ -166,7 +176,9 @@ def test_nothing_else_in_the_batch_matters(any_model, sampling):
 
 
 def test_padding_is_not_penalised_as_repetition():
-    """A longer neighbour means padding in front; with the end token as padding, no row may end later for it."""
+    """A longer neighbour means padding in front; with the end token as padding, no row may end
+    later for it.
+    """
     tokenizer = copy.deepcopy(tokenizer_for("chatml"))
     tokenizer.pad_token = tokenizer.eos_token
     model = small_model(tokenizer)
@@ -216,7 +228,7 @@ def test_no_request_is_no_work(policy, tokenizer):
     assert Sampler(policy, tokenizer)([]) == []
 
 
-# --- how often each token is drawn --------------------------------------------------------------------------------
+# --- how often each token is drawn ----------------------------------------------------------------
 
 SAMPLINGS = [
     Sampling(),
@@ -231,7 +243,9 @@ SAMPLINGS = [
 
 
 def transformers_probabilities(model, context, sampling):
-    """The distribution of the next token as transformers' own sampling shapes it, by its own switches."""
+    """The distribution of the next token as transformers' own sampling shapes it, by its own
+    switches.
+    """
     output = model.generate(
         torch.tensor([context]),
         attention_mask=torch.ones(1, len(context), dtype=torch.long),
@@ -249,7 +263,9 @@ def transformers_probabilities(model, context, sampling):
 
 
 def assert_drawn_from(tokens, probabilities):
-    """Chi-square over the tokens expected at least five times, the others together; within five standard deviations."""
+    """Chi-square over the tokens expected at least five times, the others together; within five
+    standard deviations.
+    """
     n = len(tokens)
     counts = np.bincount(tokens, minlength=len(probabilities))
     expected = n * probabilities
@@ -304,7 +320,9 @@ def test_the_check_above_can_fail(policy, tokenizer):
 
 
 def test_an_even_grid_of_numbers_gives_exact_frequencies():
-    """The inversion itself, without chance: n evenly spaced numbers draw each token n·p times, off by less than one."""
+    """The inversion itself, without chance: n evenly spaced numbers draw each token n·p times, off
+    by less than one.
+    """
     n = 10_000
     probabilities = torch.tensor([0.0, 0.3, 1e-4, 0.0, 0.1999, 0.5, 0.0])
     scores = probabilities.log().expand(n, -1)
@@ -317,7 +335,9 @@ def test_an_even_grid_of_numbers_gives_exact_frequencies():
 
 
 def test_an_even_grid_over_a_large_vocabulary():
-    """The same where the vocabulary has many blocks, most tokens are rare, and some blocks are empty."""
+    """The same where the vocabulary has many blocks, most tokens are rare, and some blocks are
+    empty.
+    """
     n = 20_000
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(1, 5_000, generator=generator) * 3
@@ -377,7 +397,7 @@ def test_temperature_zero_is_greedy(any_model, penalty):
         assert sampler([request])[0].ids == greedy[0, len(request.context) :].tolist()
 
 
-# --- where a turn ends --------------------------------------------------------------------------------------------
+# --- where a turn ends ----------------------------------------------------------------------------
 
 
 def test_every_row_has_its_own_limit(policy, tokenizer):
@@ -516,7 +536,9 @@ def test_stop_texts_that_are_not_ascii():
 
 
 def test_rows_beyond_the_tokenizers_vocabulary():
-    """Models are padded to a round number of rows; an id that is no token stops nothing and breaks nothing."""
+    """Models are padded to a round number of rows; an id that is no token stops nothing and breaks
+    nothing.
+    """
     tokenizer = tokenizer_for("chatml")
     beyond = len(tokenizer) + 1
     end = tokenizer.eos_token_id
@@ -534,7 +556,7 @@ def test_stop_texts_of_the_sandbox_tokenizer(policy, tokenizer):
     assert all(sample.ids.index(tag) == len(sample.ids) - 1 and sample.finished for sample in ended)
 
 
-# --- the model is left as it was ----------------------------------------------------------------------------------
+# --- the model is left as it was ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -58,8 +58,9 @@ def test_replies_are_exact(local_model, tokenizer):
 
 
 def test_a_session_grows_like_regeneration(local_model, tokenizer):
-    """ProRefine's pattern: i·k tokens from the start under a prompt that changes now and then, many queries at once.
-    The same replies as without drafting, for far fewer passes."""
+    """ProRefine's pattern: i·k tokens from the start under a prompt that changes now and then, many
+    queries at once. The same replies as without drafting, for far fewer passes.
+    """
     texts = 3 * ["Sort the words."] + 2 * ["Sort these words."]
     prompts = []
     for query in range(4):

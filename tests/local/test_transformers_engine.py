@@ -1,5 +1,7 @@
-"""The engine: who joins and leaves when, what is kept between turns, memory, failures. What it samples:
-test_sampling.py."""
+"""The engine: who joins and leaves when, what is kept between turns, memory, failures.
+
+What it samples: test_sampling.py.
+"""
 
 import asyncio
 import random
@@ -43,7 +45,9 @@ GREEDY = Sampling(temperature=0)
 
 
 def conversations(sampler, tokenizer, n=7, turns=4, late=2, seed=0):
-    """Play `n` conversations, of which `late` join in the third turn; in each turn some have nothing to say."""
+    """Play `n` conversations, of which `late` join in the third turn; in each turn some have
+    nothing to say.
+    """
     rng = random.Random(seed)
 
     def text(least, most):
@@ -67,7 +71,7 @@ def ids(samples):
     return [sample.ids for sample in samples]
 
 
-# --- between turns ------------------------------------------------------------------------------------------------
+# --- between turns --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
@@ -150,7 +154,7 @@ def test_concurrent_turns_are_cached_once(policy, tokenizer):
     assert engine.cached_bytes == sum(block.nbytes for layer in kept[1] for block in layer)
 
 
-# --- in the middle of turns ---------------------------------------------------------------------------------------
+# --- in the middle of turns -----------------------------------------------------------------------
 
 
 class Stepped(TransformersEngine):
@@ -180,7 +184,9 @@ def test_nobody_waits_for_the_longest_turn(policy, tokenizer):
 
 
 def test_rows_that_do_not_fit_wait(policy, tokenizer):
-    """A bound on memory: rows are put back in mid-turn, read again, and sample what they would have sampled."""
+    """A bound on memory: rows are put back in mid-turn, read again, and sample what they would have
+    sampled.
+    """
     requests = requests_for(tokenizer, 40, max_tokens=90)
     roomy = TransformersEngine(policy, tokenizer, on_callers_thread=True)
     expected = ids(sample(roomy, requests))
@@ -202,8 +208,10 @@ def test_rows_that_do_not_fit_wait(policy, tokenizer):
 
 
 def test_gpu_bound_follows_the_free_memory(policy, tokenizer, monkeypatch):
-    """The first rollouts of a training run come before the optimizer has its states; a bound of then is too much later.
-    What torch holds and does not use counts as free. A stand-in for a GPU: what CUDA says, and whether rows fit."""
+    """The first rollouts of a training run come before the optimizer has its states; a bound of
+    then is too much later. What torch holds and does not use counts as free. A stand-in for a GPU:
+    what CUDA says, and whether rows fit.
+    """
     free = [0]
     reserved = [0]
     used = [0]
@@ -272,7 +280,7 @@ def test_a_cancelled_request_leaves(policy, tokenizer):
     assert at_work[-1] == 1 and max(at_work) == 2
 
 
-# --- threads and failures -----------------------------------------------------------------------------------------
+# --- threads and failures -------------------------------------------------------------------------
 
 
 def test_engine_thread_ends_when_idle(policy, tokenizer):
@@ -288,7 +296,9 @@ def test_engine_thread_ends_when_idle(policy, tokenizer):
 
 
 def test_model_is_released_before_the_last_reply(policy, tokenizer):
-    """A callback that has asked an agent goes on to train the same model: what the thread sets back comes before."""
+    """A callback that has asked an agent goes on to train the same model: what the thread sets back
+    comes before.
+    """
 
     class LetsGoSlowly(TransformersEngine):
         @contextmanager
@@ -337,7 +347,9 @@ def test_together_samples_when_everybody_waits():
 
 
 def test_together_the_clock_does_not_order_the_rows():
-    """Who comes back first depends on the clock; the rows of a batch stand in the order of their conversations."""
+    """Who comes back first depends on the clock; the rows of a batch stand in the order of their
+    conversations.
+    """
     batches = []
 
     def sampler(requests):
@@ -372,7 +384,7 @@ def test_unavailable_model_fails_all_requests(tokenizer):
         sample(engine, requests_for(tokenizer, 3))
 
 
-# --- which models -------------------------------------------------------------------------------------------------
+# --- which models ---------------------------------------------------------------------------------
 
 SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
 
@@ -491,8 +503,10 @@ def test_every_head_gives_the_text_of_generate(model_with, tokenizer, head):
 
 @pytest.mark.parametrize("head", HEADS)
 def test_the_head_reads_no_context(model_with, tokenizer, head):
-    """The head computes logits only for tokens that are sampled. A slice that is not contiguous would make torch copy
-    a head without gradient for every row."""
+    """The head computes logits only for tokens that are sampled.
+
+    A slice that is not contiguous would make torch copy a head without gradient for every row.
+    """
     model = model_with(head)
     positions = []
 
@@ -525,11 +539,13 @@ def test_engine_names_what_it_cannot_run(tokenizer):
         sample(lent, requests_for(tokenizer, 2))
 
 
-# --- in use -------------------------------------------------------------------------------------------------------
+# --- in use ---------------------------------------------------------------------------------------
 
 
 def test_trainer_forgets_caches_before_weights_change(asking_policy, rows, tmp_path):
-    """The same rollouts, step after step, though the weights move in between; nothing is kept outside of them."""
+    """The same rollouts, step after step, though the weights move in between; nothing is kept
+    outside of them.
+    """
 
     def records(max_mb):
         folder = tmp_path / f"{max_mb}"

@@ -1,4 +1,6 @@
-"""Calls, tokens, dollars and hours of a run, from its configuration or from a pilot; the virtual clock."""
+"""Calls, tokens, dollars and hours of a run, from its configuration or from a pilot; the virtual
+clock.
+"""
 
 import pytest
 
@@ -203,7 +205,9 @@ def test_a_lead_hides_the_wait():
 
 
 def test_a_lead_hides_no_more_than_the_rollouts_of_a_block():
-    """Ten steps learn from a block here: what its rollouts take is shared by them, and the updates remain."""
+    """Ten steps learn from a block here: what its rollouts take is shared by them, and the updates
+    remain.
+    """
     args = {**ARGS, "async_lead": 0.0, "generation_batch_size": 640}
     estimate = estimate_cost(args, 4 * 10**9, gpus=8)
     assert (
@@ -218,7 +222,9 @@ def test_a_lead_hides_no_more_than_the_rollouts_of_a_block():
 
 
 def test_keys_and_values_are_read_for_each_token():
-    """80 rows of 4,096 tokens on average: 8.04 GB of weights and 48.3 GB of keys and values for each token of all."""
+    """80 rows of 4,096 tokens on average: 8.04 GB of weights and 48.3 GB of keys and values for
+    each token of all.
+    """
     args = {**ARGS, "max_context": 8192, "generation_batch_size": 640}
     slow, fast = (
         estimate_cost(args, 4_020_000_000, gpus=8, kv_bytes=size) for size in (147_456, 0)

@@ -1,4 +1,6 @@
-"""Memory of a run before it starts: a step on fake tensors, how it is laid out over GPUs, and what fits."""
+"""Memory of a run before it starts: a step on fake tensors, how it is laid out over GPUs, and what
+fits.
+"""
 
 import importlib
 import inspect
@@ -67,7 +69,9 @@ def test_the_peak_is_that_of_real_steps(name):
 
 
 def test_every_family_is_planned():
-    """In float32 under autocast, where fake tensors know no product of several experts; and what sampling takes."""
+    """In float32 under autocast, where fake tensors know no product of several experts; and what
+    sampling takes.
+    """
     jobs = {}
     for name in FAMILIES:
         shape = model_of(name).config
@@ -84,7 +88,9 @@ def test_every_family_is_planned():
 
 @long
 def test_more_is_more():
-    """Without checkpointing, with another row, and with a reference model a step takes more; states stay."""
+    """Without checkpointing, with another row, and with a reference model a step takes more; states
+    stay.
+    """
     job = TrainingJob(ARGS, Qwen3Config(**SHAPE), context=256, rows=1)
     few, plain, two, reference = (
         measure_training(one)
@@ -141,7 +147,7 @@ def test_rows_longer_than_a_window_need_masks(window, is_padded, has_mask):
         assert (build_mask() is not None) == has_mask
 
 
-# --- in processes of their own ---------------------------------------------------------------------------------------
+# --- in processes of their own --------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +208,7 @@ def test_a_step_that_takes_too_long_says_how_long_it_had():
         planner().plan(processes)
 
 
-# --- layouts ---------------------------------------------------------------------------------------------------------
+# --- layouts --------------------------------------------------------------------------------------
 
 
 STATES = {"weights": 8 * GIB, "reference": 8 * GIB, "optimizer": 32 * GIB}
@@ -297,7 +303,7 @@ def test_sampling_holds_the_whole_policy():
     )
 
 
-# --- what fits -------------------------------------------------------------------------------------------------------
+# --- what fits ------------------------------------------------------------------------------------
 
 
 def planner(values=ARGS, layout=Layout()):
@@ -375,7 +381,7 @@ def test_the_first_option_that_fits_is_taken(monkeypatch):
     assert not result.options and "use more GPUs" in result.notes[-1]
 
 
-# --- models that cannot be planned -----------------------------------------------------------------------------------
+# --- models that cannot be planned ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -403,7 +409,7 @@ def test_a_model_that_is_not_there(tmp_path):
         load_shape(str(tmp_path))
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
 def asked(*words):
@@ -533,7 +539,8 @@ def test_a_run_on_a_cpu_has_no_plan_for_a_gpu(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("agentic_prompting.planning.plan", lambda *values, **options: memory)
     config = tmp_path / "cpu.yaml"
     config.write_text(
-        f"model_name_or_path: {tmp_path}\nenvironment_model: m\nuse_cpu: true\nmax_steps: 2\noutput_dir: {tmp_path}"
+        f"model_name_or_path: {tmp_path}\nenvironment_model: m\nuse_cpu: true\nmax_steps: "
+        f"2\noutput_dir: {tmp_path}"
     )
     assert asked("--config", config) == 2
     error = capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""Anthropic's Messages and Google's generateContent: what is read, written, refused, and both against the gateway."""
+"""Anthropic's Messages and Google's generateContent: what is read, written, refused, and both
+against the gateway.
+"""
 
 import json
 from functools import partial
@@ -356,7 +358,7 @@ def test_errors_are_in_the_form_of_their_dialect():
         assert last == dialect.write_error(Refusal(500, "broken"))
 
 
-# --- against the gateway ----------------------------------------------------------------------------------------------
+# --- against the gateway --------------------------------------------------------------------------
 
 
 async def post(url, body, headers=None):
@@ -507,7 +509,9 @@ def test_the_key_is_found_wherever_a_client_puts_it(where):
 
 
 def test_equal_replies_are_told_apart_by_their_handles():
-    """Two agents get the same call from the same context, and go on with other results, the second one first."""
+    """Two agents get the same call from the same context, and go on with other results, the second
+    one first.
+    """
 
     async def agent(row, base_url, api_key):
         url = base_url.removesuffix("v1") + GOOGLE.format("generateContent").lstrip("/")

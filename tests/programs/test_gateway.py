@@ -332,7 +332,9 @@ def test_calls_of_large_llms_are_limited():
 
 @pytest.mark.parametrize("wish", [{"temperature": "hot"}, {"temperature": 10**400}, {"top_p": -1}])
 def test_settings_that_no_llm_takes_are_refused(wish):
-    """The large LLM's own refusal would fail the rollout, and an agent could fail any rollout that goes badly."""
+    """The large LLM's own refusal would fail the rollout, and an agent could fail any rollout that
+    goes badly.
+    """
 
     async def big(messages, **options):
         raise AssertionError("not called")
@@ -368,7 +370,10 @@ def test_clients_that_hang_up_leave_no_traceback(stream, caplog):
     def agent(row, base_url, api_key):
         address = urlsplit(base_url)
         body = json.dumps({**ASK, "stream": stream}).encode()
-        head = f"POST {address.path}/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {{}}\r\n{{}}\r\n"
+        head = (
+            f"POST {address.path}/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: "
+            f"{{}}\r\n{{}}\r\n"
+        )
         requests = [
             head.format(len(body), "").encode() + body,
             head.format(10_000, "").encode() + body,

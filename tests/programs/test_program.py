@@ -63,7 +63,8 @@ def test_a_history_is_one_sequence_of_sampled_ids():
     rollout, policy = play_program(agent, lambda text, request: turn)
     assert rollout.status == "answered" and rollout.answer == "yes" and rollout.others == []
     assert decoded(rollout.prompt_ids) == (
-        "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>system\nbe "
+        "brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
     between = "\n<|im_start|>user\nmore {}<|im_end|>\n<|im_start|>assistant\n"
     whole = f"{turn}<|im_end|>".join(["", between.format(0), between.format(1), ""])
@@ -148,7 +149,9 @@ def test_tools_and_their_results_stay_in_the_sequence():
 
 
 def test_broken_arguments_that_come_back_wrapped_are_the_same_call():
-    """PydanticAI sends back what it cannot read as the value of a made-up key, under the id of the call."""
+    """PydanticAI sends back what it cannot read as the value of a made-up key, under the id of the
+    call.
+    """
     broken = '{"a": one}'
 
     async def agent(row, base_url, api_key):
@@ -618,7 +621,9 @@ def test_a_reply_that_is_asked_for_again_leaves_the_loss():
 
 
 def test_a_vote_is_no_retry_of_another_one():
-    """The second voter's first attempt was lost: it is that one which is asked again, not the first voter's."""
+    """The second voter's first attempt was lost: it is that one which is asked again, not the first
+    voter's.
+    """
 
     async def agent(row, base_url, api_key):
         first = await say(base_url, api_key)
@@ -723,7 +728,8 @@ GRANDCHILD = "import sys, time; time.sleep(3); open(sys.argv[1], 'w')"
 def test_commands_end_with_their_whole_group(tmp_path):
     (tmp_path / "child.py").write_text(GRANDCHILD)
     (tmp_path / "agent.py").write_text(
-        "import subprocess, sys, time; subprocess.Popen([sys.executable, *sys.argv[1:]]); time.sleep(60)"
+        "import subprocess, sys, time; subprocess.Popen([sys.executable, *sys.argv[1:]]); "
+        "time.sleep(60)"
     )
     started = time.monotonic()
     command = [

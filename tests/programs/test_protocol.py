@@ -1,4 +1,6 @@
-"""The dialects, read and written without a server; histories as clients were recorded to send them back."""
+"""The dialects, read and written without a server; histories as clients were recorded to send them
+back.
+"""
 
 import asyncio
 import json
@@ -324,13 +326,15 @@ def test_broken_json_in_a_call_is_handed_on():
     assert read_turn("<tool_call>\nnothing\n</tool_call>", [ADD]).tool_calls == ()
 
 
-# --- through the SDK, streamed and not --------------------------------------------------------------------------------
+# --- through the SDK, streamed and not ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", ["chat", "responses"])
 def test_both_dialects_streamed_and_not(dialect, stream):
-    """A tool is called and its result read; the policy writes other white space than its template would."""
+    """A tool is called and its result read; the policy writes other white space than its template
+    would.
+    """
 
     async def agent(row, base_url, api_key):
         client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)

@@ -1,4 +1,6 @@
-"""What stands between a reply and the next turn, against the whole conversation, over TRL's templates."""
+"""What stands between a reply and the next turn, against the whole conversation, over TRL's
+templates.
+"""
 
 import pytest
 from openai import APIStatusError, AsyncOpenAI
@@ -105,9 +107,10 @@ def test_a_template_that_names_results_by_their_call_loses_none():
 def test_a_template_that_writes_history_in_another_way_begins_a_new_sequence():
     # The number of messages stands in each of them.
     form = with_template(
-        "{% if messages|length > 3 %}<|im_start|>note\nlong<|im_end|>\n{% endif %}"
-        "{% for m in messages %}<|im_start|>{{ m.role }}{{ messages|length }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant{{ messages|length }}\n{% endif %}"
+        "{% if messages|length > 3 %}<|im_start|>note\nlong<|im_end|>\n{% endif %}{% for m in "
+        "messages %}<|im_start|>{{ m.role }}{{ messages|length }}\n{{ m.content }}<|im_end|>\n{% "
+        "endfor %}{% if add_generation_prompt %}<|im_start|>assistant{{ messages|length }}\n{% "
+        "endif %}"
     )
     renderer = Renderer(form)
     whole = [ChatMessage("system", "s"), ASKED, ANSWERED, ChatMessage("user", "more")]

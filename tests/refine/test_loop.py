@@ -31,7 +31,10 @@ ROLES = RolePrompts()
 
 
 def algorithm_1(prompt, query, k, n, length, verdict=None):
-    """The paper's pseudo-code, written down without regard to anything else. Returns p*, the answer and all calls."""
+    """The paper's pseudo-code, written down without regard to anything else.
+
+    Returns p*, the answer and all calls.
+    """
     calls = []
 
     def task(system, limit):
@@ -193,7 +196,9 @@ def test_history_gives_critic_and_optimizer_their_earlier_steps():
 
 
 def test_history_of_the_task_model():
-    """What the released code gives it ("task"), and the paper's ablation with the full chat history ("all")."""
+    """What the released code gives it ("task"), and the paper's ablation with the full chat history
+    ("all").
+    """
     log = Log()
     result = refined(log, length=25, optimizer=keep, history="task")
     task = [messages for name, messages, _ in log.calls if name == "task"]

@@ -1,4 +1,6 @@
-"""`PromptAgent.answer(question, refiner=…)`: the agent's system prompt is refined for one question, then it answers."""
+"""`PromptAgent.answer(question, refiner=…)`: the agent's system prompt is refined for one question,
+then it answers.
+"""
 
 import asyncio
 from dataclasses import replace

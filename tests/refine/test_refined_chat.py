@@ -138,7 +138,9 @@ def test_checks_ask_each_model_once():
 
 
 def test_a_refined_reply_is_worth_its_recorded_calls():
-    """A resumed run finds them recorded: with a `CostReward` its rollouts got other rewards than before."""
+    """A resumed run finds them recorded: with a `CostReward` its rollouts got other rewards than
+    before.
+    """
     paid = Usage(1, 1, 0.25)
     saved = {"cached": True, "saved": Usage(1, 1, 0.25)}
     first, again = (

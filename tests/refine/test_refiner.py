@@ -31,7 +31,9 @@ from support.refine_models import (
 
 
 def test_64_queries_wait_together():
-    """Critic and optimizer answer when all 64 have asked: one query after another would wait for ever."""
+    """Critic and optimizer answer when all 64 have asked: one query after another would wait for
+    ever.
+    """
     task = ScriptedChat(lambda said: Reply(text="on and on", finish_reason="length"))
 
     def say(messages):

@@ -131,7 +131,8 @@ def test_paid_replies_are_not_paid_twice(tmp_path):
                 runs.append((results, chat.stats))
         request_count = len(server.requests)
     (first, paid), (second, unpaid) = runs
-    # Queries whose critic says the same share the optimizer's greedy reply already in the first run.
+    # Queries whose critic says the same share the optimizer's greedy reply already in the first
+    # run.
     assert paid.calls - paid.cached == request_count == len(cache) and paid.cached == 4 * 3
     assert unpaid.cached == unpaid.calls == paid.calls and unpaid.usage.tokens == 0
     assert [(r.answer, r.prompt, len(r.steps)) for r in first] == [

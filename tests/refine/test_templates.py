@@ -50,7 +50,10 @@ def test_any_mixture_gives_one_or_the_other_and_no_tag_within(reply):
     [
         ("I use <IMPROVED_PROMPT> tags.\n<IMPROVED_PROMPT>Sort.</IMPROVED_PROMPT>", "Sort."),
         (
-            "<IMPROVED_PROMPT>draft</IMPROVED_PROMPT> better: <IMPROVED_PROMPT>final</IMPROVED_PROMPT>",
+            (
+                "<IMPROVED_PROMPT>draft</IMPROVED_PROMPT> better: "
+                "<IMPROVED_PROMPT>final</IMPROVED_PROMPT>"
+            ),
             "final",
         ),
         ("<IMPROVED_PROMPT>whole</IMPROVED_PROMPT> and <IMPROVED_PROMPT>cut of", "whole"),

@@ -1,4 +1,6 @@
-"""The report in a real headless Chromium: it draws without an error, filters work, hostile text runs nothing."""
+"""The report in a real headless Chromium: it draws without an error, filters work, hostile text
+runs nothing.
+"""
 
 import json
 import random
@@ -100,7 +102,9 @@ def test_it_draws_everything_without_an_error(browser, report, width, scheme):
 
 
 def test_the_log_and_the_held_out_results(browser, tmp_path):
-    """E-SPL's own, hostile names included: the log's curves beside the others, a table of policies and prompts."""
+    """E-SPL's own, hostile names included: the log's curves beside the others, a table of policies
+    and prompts.
+    """
     log = [
         {"step": step, "loss": 0.5 / step, "kl": 0.1, "grad_norm": 1.0, "entropy": 2.0}
         for step in (1, 2, 3)
@@ -259,7 +263,9 @@ ATTACKS = [
 
 
 def test_hostile_text_runs_nothing(browser, tmp_path):
-    """In every field that a model or a data set fills, in the prompts, in the results, and in the folder's name."""
+    """In every field that a model or a data set fills, in the prompts, in the results, and in the
+    folder's name.
+    """
     text = "\n".join(ATTACKS) + "\ud800 \x00 \u2028"
     rng = random.Random(0)
     turn = {"text": text, "kind": text, "well_formed": False, "problem": text}
@@ -334,7 +340,7 @@ def test_text_that_hides_and_text_without_end(browser, tmp_path):
     assert detail.inner_text().rstrip().endswith("THE END")
 
 
-# --- groups, evaluations, several runs -------------------------------------------------------------------------------
+# --- groups, evaluations, several runs ------------------------------------------------------------
 
 
 def test_a_group_is_shown_with_its_advantages(browser, tmp_path):
@@ -384,7 +390,9 @@ WIDTHS = pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "d
 
 
 def looked_at(browser, page_file, width, scheme):
-    """A page at this width, without errors, with nothing that sticks out and no text too small to be read."""
+    """A page at this width, without errors, with nothing that sticks out and no text too small to
+    be read.
+    """
     watched = Watched(
         browser, page_file, viewport={"width": width, "height": 850}, color_scheme=scheme
     )
@@ -441,7 +449,9 @@ def test_score_against_dollars(browser, tmp_path, width, scheme):
 
 @WIDTHS
 def test_what_it_looks_like(browser, tmp_path, width, scheme):
-    """Also makes the pictures: training, groups, evaluation, comparison, evolution; wide and narrow, light and dark."""
+    """Also makes the pictures: training, groups, evaluation, comparison, evolution; wide and
+    narrow, light and dark.
+    """
     run = training(tmp_path / "steady")
     page = looked_at(browser, write_report(run, pictures=False), width, scheme)
     titles = page.locator("#training figcaption span").all_text_contents()
@@ -505,7 +515,7 @@ def test_smoothing(browser, tmp_path):
     assert ends[1] > ends[0] + 5, "a mean of a rising curve lags behind it"
 
 
-# --- from one thing to another ---------------------------------------------------------------------------------------
+# --- from one thing to another --------------------------------------------------------------------
 
 
 def test_a_rollout_has_an_address(browser, tmp_path):

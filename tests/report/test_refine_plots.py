@@ -68,7 +68,8 @@ def test_the_picture_of_iterations(tmp_path):
     assert (tmp_path / "deep" / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
-# The benchmark -------------------------------------------------------------------------------------------------------
+# The benchmark
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_prompts_change_as_the_scenarios_say():

@@ -101,7 +101,9 @@ def test_what_a_later_run_did_over_is_left_out():
 
 
 def test_the_evaluation_before_a_checkpoint_stays_when_a_run_is_resumed_there():
-    """It is made at the step of which the resumed run's first batch is one, and was taken for replaced."""
+    """It is made at the step of which the resumed run's first batch is one, and was taken for
+    replaced.
+    """
 
     def steps(*evaluated_after):
         both = [*((10, s, "train") for s in range(6)), (10, 4, "eval"), (10, 6, "eval")]
@@ -153,7 +155,7 @@ def test_the_parts_of_a_reward_are_shown_where_they_add_up(total, shown):
     assert parts[-2:] == [("exact match", 1.0), ("token F1", 1.0)]
 
 
-# --- diffs -----------------------------------------------------------------------------------------------------------
+# --- diffs ----------------------------------------------------------------------------------------
 
 TEXTS = st.text(st.sampled_from("ab \n.é"), max_size=60)
 
@@ -188,7 +190,7 @@ def test_a_diff_of_long_texts_does_not_take_long():
     assert word_diff(huge, huge + "z") == [("-", huge), ("+", huge + "z")]
 
 
-# --- the tree --------------------------------------------------------------------------------------------------------
+# --- the tree -------------------------------------------------------------------------------------
 
 
 def test_the_tree_is_the_populations(tmp_path):
@@ -241,7 +243,7 @@ def test_a_file_of_something_else_is_told(tmp_path):
             read_lineage(tmp_path / "population.json")
 
 
-# --- the file --------------------------------------------------------------------------------------------------------
+# --- the file -------------------------------------------------------------------------------------
 
 
 @given(st.recursive(st.text() | st.integers() | st.none(), st.lists, max_leaves=5))
@@ -319,7 +321,7 @@ def test_the_command(tmp_path, capsys):
     assert ended.value.code == 2 and "does not exist" in capsys.readouterr().err
 
 
-# --- what training used ----------------------------------------------------------------------------------------------
+# --- what training used ---------------------------------------------------------------------------
 
 
 def test_the_reward_is_the_weighted_total_that_training_used(tmp_path):
@@ -342,7 +344,9 @@ def test_the_reward_is_the_weighted_total_that_training_used(tmp_path):
 
 
 def test_the_trainers_log_is_drawn(tmp_path):
-    """Of the longest training in the folder; what JSON cannot hold, and other entries, are left out."""
+    """Of the longest training in the folder; what JSON cannot hold, and other entries, are left
+    out.
+    """
     log = [
         {"step": 1, "loss": 0.5, "kl": float("nan"), "lr": 1},
         {"step": 2, "entropy": 2.0, "grad_norm": 0.1},
@@ -368,7 +372,9 @@ def test_the_trainers_log_is_drawn(tmp_path):
 
 
 def test_the_log_that_grows_is_read_before_a_checkpoints(tmp_path):
-    """What a resumed run did over is left out, half a line passed over; the ages of tokens are of runs with a lead."""
+    """What a resumed run did over is left out, half a line passed over; the ages of tokens are of
+    runs with a lead.
+    """
     run = write_run(tmp_path, [one()])
     (run / "trainer_state.json").write_text(
         json.dumps({"global_step": 9, "log_history": [{"step": 9, "loss": 9.0}]})
@@ -411,7 +417,7 @@ def test_the_held_out_result_of_every_method_is_shown(tmp_path, summary, shown):
     assert block(html, "run")["heldOut"] == shown
 
 
-# --- groups ----------------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------
 
 
 def test_rollouts_of_one_question_are_a_group_with_advantages(tmp_path):
@@ -432,7 +438,7 @@ def test_rollouts_of_one_question_are_a_group_with_advantages(tmp_path):
     assert columns["advantage"][-1] == 0.0
 
 
-# --- evaluations -----------------------------------------------------------------------------------------------------
+# --- evaluations ----------------------------------------------------------------------------------
 
 ROWS = [{"question": f"q{i}", "answers": [str(i)]} for i in range(8)]
 
@@ -491,7 +497,7 @@ def test_an_answer_is_judged_by_its_tasks_own_metric(tmp_path):
     ] == [1.0]
 
 
-# --- several runs ----------------------------------------------------------------------------------------------------
+# --- several runs ---------------------------------------------------------------------------------
 
 
 def test_two_runs_side_by_side(tmp_path):
@@ -522,7 +528,9 @@ def test_two_runs_side_by_side(tmp_path):
 
 
 def test_score_against_dollars(tmp_path):
-    """The last steps of each run: what it answered right, and what the replies were worth, shared ones included."""
+    """The last steps of each run: what it answered right, and what the replies were worth, shared
+    ones included.
+    """
     runs = {"cheap": (0.001, 1), "dear": (0.01, 3), "wasteful": (0.02, 2)}
     gold = one()["answers"][0]
     for name, (usd, right) in runs.items():
@@ -554,7 +562,9 @@ def test_score_against_dollars(tmp_path):
 
 
 def test_a_recording_makes_no_system_free(tmp_path):
-    """Answers that come out of a recording cost nothing, and are worth on the front what they cost before."""
+    """Answers that come out of a recording cost nothing, and are worth on the front what they cost
+    before.
+    """
     from agentic_prompting.evaluation import PromptedSystem, evaluate_agent, save_run
     from agentic_prompting.llm import OpenAIChat, ReplayCache
     from support.servers import LoopbackServer
@@ -587,7 +597,7 @@ def test_a_recording_makes_no_system_free(tmp_path):
         assert asked("again", server.base_url) == (0, points)
 
 
-# --- live ------------------------------------------------------------------------------------------------------------
+# --- live -----------------------------------------------------------------------------------------
 
 
 def test_watch_writes_again_when_something_was_added(tmp_path):
@@ -612,7 +622,10 @@ def test_watch_writes_again_when_something_was_added(tmp_path):
 
 @pytest.mark.parametrize("column", ["environment", "id", "task"])
 def test_rows_with_the_same_question_are_groups_of_their_own(column):
-    """As in training. They were one group, with the other's mean in each advantage, and pass@4 of two rollouts each."""
+    """As in training.
+
+    They were one group, with the other's mean in each advantage, and pass@4 of two rollouts each.
+    """
     records = [
         one(mode="eval", question="q", **{column: name}, rewards={"a": reward})
         for name, rewards in (("first", (1.0, 0.0)), ("second", (5.0, 4.0)))
@@ -628,7 +641,9 @@ def test_rows_with_the_same_question_are_groups_of_their_own(column):
 
 
 def test_rollouts_of_one_question_do_not_narrow_the_interval_of_a_score(tmp_path):
-    """Eight rollouts of a question that agree are one question: as eight they gave an interval a third as wide."""
+    """Eight rollouts of a question that agree are one question: as eight they gave an interval a
+    third as wide.
+    """
 
     def widths(rollouts):
         found = [
@@ -663,7 +678,9 @@ def test_rollouts_of_one_question_do_not_narrow_the_interval_of_a_score(tmp_path
 
 
 def test_an_evaluated_agent_costs_what_its_replies_are_worth(tmp_path):
-    """With a recording the second of two agents looked free: the first had paid for the same replies."""
+    """With a recording the second of two agents looked free: the first had paid for the same
+    replies.
+    """
     answered = {
         "system": "s",
         "task": "t",
@@ -767,7 +784,7 @@ def test_the_command_watches_one_run(tmp_path, capsys, monkeypatch):
     assert followed == [(tmp_path, None, 20_000)] and "Ctrl-C stops" in capsys.readouterr().out
 
 
-# --- damaged files ----------------------------------------------------------------------------------------------------
+# --- damaged files --------------------------------------------------------------------------------
 
 
 def gz_lines(folder, lines):
@@ -900,7 +917,9 @@ def test_whatever_an_answer_or_a_refinement_holds_the_report_is_made(
 
 
 def test_watching_goes_on_while_files_grow_are_damaged_and_go(tmp_path, caplog):
-    """A step a look: a file grows by half a member, a population is garbage, everything is removed and comes again."""
+    """A step a look: a file grows by half a member, a population is garbage, everything is removed
+    and comes again.
+    """
     from agentic_prompting.report import watch_report
 
     whole = gzip.compress(json.dumps(one()).encode() + b"\n")
@@ -932,7 +951,7 @@ def test_watching_goes_on_while_files_grow_are_damaged_and_go(tmp_path, caplog):
     assert caplog.text.count("the page stays as it was") == 1 and "population.json" in caplog.text
 
 
-# --- groups with a gradient, evolutions, optimised prompts --------------------------------------------------------------
+# --- groups with a gradient, evolutions, optimised prompts ----------------------------------------
 
 
 def test_the_share_of_groups_with_a_gradient(tmp_path):

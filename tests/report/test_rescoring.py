@@ -159,7 +159,9 @@ def test_a_folder_without_rollouts_is_refused(tmp_path):
 
 
 def test_a_training_keeps_its_rewards(tiny_policy, rows, tmp_path):
-    """Rescored by its own reward a run has the rewards that it was trained with, from the same completions."""
+    """Rescored by its own reward a run has the rewards that it was trained with, from the same
+    completions.
+    """
     seen = []
 
     def watched(rollout, prompts, completions, answers, **columns):

@@ -1,4 +1,6 @@
-"""Judges on scripted models: what they are shown, what counts as a reply, and that no rollout can steer them."""
+"""Judges on scripted models: what they are shown, what counts as a reply, and that no rollout can
+steer them.
+"""
 
 import json
 import re
@@ -58,8 +60,10 @@ def answer(text, **options):
 
 
 def obedient(messages):
-    """A judge that believes whatever stands outside of the tags, and likes rollouts that hold a 4. It names each
-    rollout by its tags."""
+    """A judge that believes whatever stands outside of the tags, and likes rollouts that hold a 4.
+
+    It names each rollout by its tags.
+    """
     request = messages[-1]["content"]
     parts = re.findall(r"<(rollout_\d+)>(.*?)</\1>", request, re.DOTALL)
     outside = re.sub(r"<(rollout_\d+)>.*?</\1>", "", request, flags=re.DOTALL)
@@ -295,7 +299,9 @@ def test_a_judge_spends_from_the_jobs_budget_as_judge(tiny_policy, rows, tmp_pat
 
 @pytest.mark.parametrize("judge", [RubricJudge, GroupJudge])
 def test_a_failed_judgement_is_no_zero_beside_other_rewards(judge, tiny_policy, rows, tmp_path):
-    """TRL adds up what functions return and skips `None`: without its judgement the rollout has the others' sum."""
+    """TRL adds up what functions return and skips `None`: without its judgement the rollout has the
+    others' sum.
+    """
 
     def chat(messages):
         return "no JSON" if rows[0]["question"] in messages[-1]["content"] else obedient(messages)
@@ -324,7 +330,9 @@ def test_a_judge_that_works_no_more_stops_the_run(tiny_policy, rows, tmp_path):
 
 
 def test_a_judge_that_cannot_work_is_an_error_before_the_model_is_loaded(rows, tmp_path):
-    """Of a wrong key only `None` would come back, for as long as the run plays and pays for rollouts."""
+    """Of a wrong key only `None` would come back, for as long as the run plays and pays for
+    rollouts.
+    """
 
     class Locked(ScriptedChat):
         def check(self):

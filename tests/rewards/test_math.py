@@ -129,7 +129,9 @@ HARD = ["10^{10^{10}} - 1", "9^{9^{9^{9}}}", "10000000!"]
 
 
 def test_no_answer_stalls_other_threads():
-    """Outside of the main thread, where rewards are called, a computation held the interpreter's lock for ever."""
+    """Outside of the main thread, where rewards are called, a computation held the interpreter's
+    lock for ever.
+    """
     verdicts = []
 
     def grade():

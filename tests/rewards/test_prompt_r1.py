@@ -43,8 +43,14 @@ def test_golden_table(turns, paper, strict):
 def test_figure_8(gate):
     """Three interactions and an answer: the shape of the paper's case study, in our own words."""
     requests = [
-        "This asks for the castle near Nairn where an Earl Cawdor's last-born child came to the world. Name it.",
-        "You named Cawdor Castle. Does it stand in the parish of Cawdor, and did the family own it?",
+        (
+            "This asks for the castle near Nairn where an Earl Cawdor's last-born child came to "
+            "the world. Name it."
+        ),
+        (
+            "You named Cawdor Castle. Does it stand in the parish of Cawdor, and did the family "
+            "own it?"
+        ),
         "So the place and the owners both fit. Do you agree that it is the castle asked for?",
     ]
     turns = [
@@ -100,7 +106,9 @@ def test_no_answer_is_not_the_answer_nothing():
 
 
 def test_no_answer_is_no_exact_match_in_the_logs():
-    """To a question that has no answer (SQuAD v2) the answer "" is right; a rollout out of turns gave none."""
+    """To a question that has no answer (SQuAD v2) the answer "" is right; a rollout out of turns
+    gave none.
+    """
     logged = {}
     PromptR1Reward()(
         [], [], [episode(ASK, status="out_of_turns")], [[""]], log_metric=logged.__setitem__

@@ -110,7 +110,9 @@ def test_exact_match_implies_f1(prediction, answers):
     ],
 )
 def test_where_normalisation_leaves_nothing_articles_count(answer, golds, expected):
-    """An option letter is an article to SQuAD: "the" is not the right answer to a question whose answer is "A"."""
+    """An option letter is an article to SQuAD: "the" is not the right answer to a question whose
+    answer is "A".
+    """
     assert exact_match(answer, golds) == token_f1(answer, golds) == expected
     turns = [
         "<think>w</think><interaction_prompt>p</interaction_prompt>",

@@ -1,4 +1,6 @@
-"""Text from outside forges no token, through whichever door it comes; what the chat template writes stays."""
+"""Text from outside forges no token, through whichever door it comes; what the chat template writes
+stays.
+"""
 
 import copy
 
@@ -34,7 +36,9 @@ def test_an_openenv_server_forges_nothing_either():
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("question", ORDINARY)
 def test_ordinary_prompts_are_what_transformers_makes_of_them(family, question):
-    """Also where the run's own template and system prompt hold tags that are tokens of the tokenizer."""
+    """Also where the run's own template and system prompt hold tags that are tokens of the
+    tokenizer.
+    """
     tokenizer = tokenizer_for(family)
     spec = AgentSpec(
         prompt_r1_template() + "\n<think> comes first.", system_prompt="Begin with <think>."

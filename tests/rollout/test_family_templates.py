@@ -1,4 +1,6 @@
-"""A conversation in the chat template of each model family: what is between turns, thoughts, system messages."""
+"""A conversation in the chat template of each model family: what is between turns, thoughts, system
+messages.
+"""
 
 import copy
 
@@ -36,7 +38,9 @@ def in_its_template(request):
 
 
 def test_conversation_equals_the_rendered_template(in_its_template):
-    """Two turns, ended by the agent itself and stopped at their tags; the thought of the first turn stays."""
+    """Two turns, ended by the agent itself and stopped at their tags; the thought of the first turn
+    stays.
+    """
     name, _, thoughts = in_its_template
     form = format_of(name)
     decode = form.tokenizer.decode
@@ -62,7 +66,8 @@ def test_conversation_equals_the_rendered_template(in_its_template):
     ):  # opened by the template in front of a turn, but not in a turn of the history
         expected = expected.replace("assistant\n" + thought, f"assistant\n<think>\n{thought}")
     assert decode([*opening, *stopped, *form.observation_ids(REPLY, stopped)]) == expected
-    # Ended by its own token, which in the history of gpt-oss is another one, a turn is not ended twice.
+    # Ended by its own token, which in the history of gpt-oss is another one, a turn is not ended
+    # twice.
     ended = [*stopped, eos]
     own = (
         expected.replace(ask + "<|end|>", ask + "<|return|>") if name == "trl/gptoss" else expected

@@ -1,4 +1,6 @@
-"""The turn grammar as documented: what happens next, what is well formed, what is inert; and the prompt templates."""
+"""The turn grammar as documented: what happens next, what is well formed, what is inert; and the
+prompt templates.
+"""
 
 import re
 from dataclasses import asdict
@@ -59,7 +61,7 @@ def contents(grammar):
     )
 
 
-# --- the rules, one by one ----------------------------------------------------------------------------------------
+# --- the rules, one by one ------------------------------------------------------------------------
 
 
 def test_asking():
@@ -121,7 +123,10 @@ def test_malformed(text, problem):
             "unclosed tag",
         ),
         (
-            "<interaction_response> r </interaction_response> <answer> a </answer> <answer> b </answer>",
+            (
+                "<interaction_response> r </interaction_response> <answer> a </answer> <answer> b "
+                "</answer>"
+            ),
             "observation tag",
         ),
         (ASK + "<answer> a </answer> <answer> b </answer>", "repeated tag"),
@@ -173,11 +178,13 @@ def test_contents_are_kept_as_written():
     assert (turn.thought, turn.answer, turn.well_formed) == ("a <b> & {c}", "1 < 2", True)
 
 
-# --- what holds of every text -------------------------------------------------------------------------------------
+# --- what holds of every text ---------------------------------------------------------------------
 
 
 def well_formed_by_pattern(text, grammar):
-    """A second reading of "a thought and a request (or answer), each once, not empty, nothing else"."""
+    """A second reading of "a thought and a request (or answer), each once, not empty, nothing
+    else".
+    """
     tag_free = rf"(?:(?!{grammar.any_tag.pattern.replace('(', '(?:')}).)*"
     last = f"{re.escape(grammar.act)}|{re.escape(grammar.answer)}"
     think = re.escape(grammar.think)
@@ -239,7 +246,7 @@ def test_escaped_tags_stay_readable():
     assert escape("<<answer>answer>", PAPER) == "<[answer]answer>"
 
 
-# --- grammars of one's own ----------------------------------------------------------------------------------------
+# --- grammars of one's own ------------------------------------------------------------------------
 
 
 def test_the_tags_are_data():
@@ -268,7 +275,7 @@ def test_equal_tags(pair):
     assert "same" in str(raised.value) and "\n" not in str(raised.value)
 
 
-# --- templates ----------------------------------------------------------------------------------------------------
+# --- templates ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)
@@ -307,7 +314,7 @@ def test_templates_without_a_question(template):
     assert check_template("{question}") is None
 
 
-# --- the protocol -------------------------------------------------------------------------------------------------
+# --- the protocol ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)
@@ -348,7 +355,7 @@ def test_free_text_is_an_answer(text):
     assert (FreeText().stops, FreeText().frame, FreeText().thought_opening) == ((), ("", ""), "")
 
 
-# --- the file beside the weights --------------------------------------------------------------------------------------
+# --- the file beside the weights ------------------------------------------------------------------
 
 JSONS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),

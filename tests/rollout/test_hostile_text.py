@@ -34,7 +34,9 @@ texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=6)), max_si
 
 @pytest.fixture(scope="module")
 def formats():
-    """A chat format for each family of templates, with what an episode with a harmless reply amounts to."""
+    """A chat format for each family of templates, with what an episode with a harmless reply
+    amounts to.
+    """
     formats = {name: ChatFormat(tokenizer_for(name)) for name in FAMILIES}
     return {
         name: (each, what_counts(each, episode(each, "It is Kenya.")))
@@ -82,7 +84,9 @@ def test_what_is_invisible_stays_as_it_was(formats):
 
 
 def normalising_tokenizer():
-    """One that drops the invisible and folds wide characters before it looks for some of its added tokens."""
+    """One that drops the invisible and folds wide characters before it looks for some of its added
+    tokens.
+    """
     import copy
 
     tokenizer = copy.deepcopy(tokenizer_for("qwen3"))
@@ -108,7 +112,7 @@ def test_a_tokenizer_that_normalises_is_not_fooled_either(reply):
     assert not added & set(chat_format.plain_ids(reply))
 
 
-# --- tool calls ---------------------------------------------------------------------------------------------------
+# --- tool calls -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", json_bombs())
@@ -146,7 +150,7 @@ def test_documents_are_inert(document):
     assert read_call("{}")[1]
 
 
-# --- on disk ------------------------------------------------------------------------------------------------------
+# --- on disk --------------------------------------------------------------------------------------
 
 
 @settings(max_examples=30, deadline=None)

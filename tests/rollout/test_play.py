@@ -112,7 +112,10 @@ def test_a_turn_stopped_at_its_tag_is_ended_by_the_template(chat_format):
         ("<think> a </think> <interaction_prompt> and then", "malformed", "unclosed tag"),
         ("</think> a <answer> b </answer>", "malformed", "stray closing tag"),
         (
-            "<think> a </think> <interaction_response> b </interaction_response> <answer> c </answer>",
+            (
+                "<think> a </think> <interaction_response> b </interaction_response> <answer> c "
+                "</answer>"
+            ),
             "malformed",
             None,
         ),
@@ -251,7 +254,8 @@ def test_nobody_waits_for_the_slowest():
     play_all(rollouts, sampler, LLMEnvironment(chat), chat_format, Limits(), on_done=order.append)
     assert order[-1] is rollouts[0] and len(order) == 8
     sizes = [len(batch) for batch in sampler.batches]
-    # How the fast ones meet in batches is a matter of time; the slow one's last three turns are alone.
+    # How the fast ones meet in batches is a matter of time; the slow one's last three turns are
+    # alone.
     assert sizes[0] == 8 and sizes[-3:] == [1, 1, 1] and sum(sizes) == 32
 
 
@@ -340,8 +344,9 @@ hostile = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=8)), max_
 @settings(max_examples=150, deadline=None)
 @given(reply=hostile, family=st.sampled_from(list(FAMILIES)))
 def test_replies_are_inert(reply, family):
-    """Whatever a reply contains, it is plain text between two turns: the same frame around it, no added token in it,
-    no tag of the grammar, and nothing lost but the tags' brackets."""
+    """Whatever a reply contains, it is plain text between two turns: the same frame around it, no
+    added token in it, no tag of the grammar, and nothing lost but the tags' brackets.
+    """
     assume(without_thoughts(Reply(text=reply)).error is None)  # nothing to show: the rollout fails
     chat_format = ChatFormat(tokenizer_for(family))
     tokenizer = chat_format.tokenizer

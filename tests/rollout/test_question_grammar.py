@@ -47,7 +47,7 @@ def play(chat_format, turns, limits=Limits(), **sampler_options):
     return rollout, chat
 
 
-# --- reading a turn ---------------------------------------------------------------------------------------------------
+# --- reading a turn -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mark", ["?", "？", "؟"])
@@ -132,7 +132,7 @@ def test_reading_takes_linear_time(piece):
     assert seconds(80_000) < 40 * max(seconds(8_000), 1e-3)
 
 
-# --- an episode -------------------------------------------------------------------------------------------------------
+# --- an episode -----------------------------------------------------------------------------------
 
 
 def test_asks_then_answers(chat_format):
@@ -182,7 +182,7 @@ def test_traces_end_with_the_end_token_in_text_too():
     assert rollout.ids.count(tokenizer.eos_token_id) == 1
 
 
-# --- the agent's form -------------------------------------------------------------------------------------------------
+# --- the agent's form -----------------------------------------------------------------------------
 
 
 def test_saved_and_loaded_by_name(tmp_path):

@@ -1,4 +1,6 @@
-"""What is kept of rollouts: the log on disk and what a kill leaves of it, the metrics, and the agent's own file."""
+"""What is kept of rollouts: the log on disk and what a kill leaves of it, the metrics, and the
+agent's own file.
+"""
 
 import contextlib
 import gzip
@@ -52,7 +54,9 @@ def parts(folder):
 
 
 def answered_rollout():
-    """Asked once (reply from a cache after a retry), then answered: 3 + 2 tokens around 4 of observation."""
+    """Asked once (reply from a cache after a retry), then answered: 3 + 2 tokens around 4 of
+    observation.
+    """
     rollout = Rollout(
         [1, 2],
         row={"id": "q1", "question": "Q?", "answers": ["c"], "task": "t", "meta": "{}"},
@@ -74,7 +78,7 @@ def failed_rollout(error=None):
     return rollout
 
 
-# --- the log ------------------------------------------------------------------------------------------------------
+# --- the log --------------------------------------------------------------------------------------
 
 
 def test_several_batches_in_order(tmp_path):
@@ -276,7 +280,10 @@ def test_a_large_batch_is_written_in_pieces_that_can_be_read(tmp_path, monkeypat
     ).map("".join)
 )
 def test_any_text_is_kept(tmp_path_factory, text):
-    """Unicode as it is; half a surrogate pair, which no encoding has, as a question mark. One record stays one line."""
+    """Unicode as it is; half a surrogate pair, which no encoding has, as a question mark.
+
+    One record stays one line.
+    """
     folder = tmp_path_factory.mktemp("log")
     RolloutLog(folder).write([{"text": text}, {"text": "next"}])
     texts = [record["text"] for record in read_rollouts(folder)]
@@ -332,7 +339,7 @@ def test_a_record_says_everything(tmp_path):
     assert "question" not in failed
 
 
-# --- the metrics --------------------------------------------------------------------------------------------------
+# --- the metrics ----------------------------------------------------------------------------------
 
 
 def fact(status="answered", **changes):
@@ -469,7 +476,7 @@ def test_the_statuses_are_those_of_a_rollout():
     assert set(STATUSES) == set(get_args(Status)) - {"running"}
 
 
-# --- the agent's file ---------------------------------------------------------------------------------------------
+# --- the agent's file -----------------------------------------------------------------------------
 
 SPEC = AgentSpec(
     prompt_template="Réponds: {question} {0} 日本",
@@ -495,7 +502,10 @@ def test_spec_is_utf8_whatever_the_locale(tmp_path):
     SPEC.save(tmp_path)
     written = (tmp_path / SPEC_FILE).read_bytes()
     assert "Réponds" in written.decode("utf-8")
-    again = f"from agentic_prompting.rollout import AgentSpec; AgentSpec.load({str(tmp_path)!r}).save({str(tmp_path)!r})"
+    again = (
+        "from agentic_prompting.rollout import AgentSpec; "
+        f"AgentSpec.load({str(tmp_path)!r}).save({str(tmp_path)!r})"
+    )
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     subprocess.run(
         [sys.executable, "-c", again],

@@ -1,4 +1,6 @@
-"""Thoughts and tool calls in a turn: both forms, tags in arguments, types of parameters, linear time."""
+"""Thoughts and tool calls in a turn: both forms, tags in arguments, types of parameters, linear
+time.
+"""
 
 import json
 
@@ -41,7 +43,7 @@ def tool(**properties):
 TOOL = tool(text={"type": "string"}, other={"type": "string"})
 
 
-# --- tags in arguments ------------------------------------------------------------------------------------------------
+# --- tags in arguments ----------------------------------------------------------------------------
 
 QUOTED = [
     "see </tool_call> here",
@@ -108,7 +110,7 @@ def test_any_json_argument_is_read_back(text):
     assert [call.arguments["text"] for call in ToolGrammar().read_calls(turn)] == [text, "second"]
 
 
-# --- thoughts --------------------------------------------------------------------------------------------------------
+# --- thoughts -------------------------------------------------------------------------------------
 
 DRAFT = as_json(text="draft")
 THOUGHTS = {
@@ -158,7 +160,7 @@ def test_closed_thoughts_are_removed(text):
     assert "<think>" not in left or "</think>" not in left.partition("<think>")[2]
 
 
-# --- arguments -------------------------------------------------------------------------------------------------------
+# --- arguments ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ['{"text": "a"}', '{"text": "\\"quoted\\""}', "{}", ""])
@@ -266,7 +268,7 @@ def test_tools_without_a_schema_do_no_harm(shown):
     ).arguments == {"text": 1}
 
 
-# --- anything --------------------------------------------------------------------------------------------------------
+# --- anything -------------------------------------------------------------------------------------
 
 texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=14).map("".join)
 

@@ -1,4 +1,6 @@
-"""E-SPL's sandbox: the guarded world, its oracle, what is imitated, and the reflector that knows only what it reads."""
+"""E-SPL's sandbox: the guarded world, its oracle, what is imitated, and the reflector that knows
+only what it reads.
+"""
 
 import ast
 import asyncio
@@ -59,7 +61,7 @@ def user(text):
     return {"role": "user", "content": text}
 
 
-# --- the world and its rules ---------------------------------------------------------------------------------------
+# --- the world and its rules ----------------------------------------------------------------------
 
 
 def test_the_world_has_nine_relations_of_which_four_are_guarded():
@@ -165,7 +167,7 @@ def test_a_refusal_ends_the_conversation():
     assert value_of(complete(oracle, [user("what is the continent of Kenya ?")]).text) == "Africa"
 
 
-# --- what is imitated ----------------------------------------------------------------------------------------------
+# --- what is imitated -----------------------------------------------------------------------------
 
 
 def traces(n=1500):
@@ -231,7 +233,7 @@ def test_the_vocabulary_has_every_word():
     assert words <= set(guarded_vocabulary())
 
 
-# --- the reflector -------------------------------------------------------------------------------------------------
+# --- the reflector --------------------------------------------------------------------------------
 
 
 def refused_for(relation, word):
@@ -257,7 +259,9 @@ def advice(trial, mistakes=0.0, seed=0):
     ("relation", "word"), [("currency", "birch"), ("city", "velvet"), ("cheese", "xyzzy")]
 )
 def test_advice_comes_from_the_trajectories_shown(relation, word):
-    """Also of words and relations that are in no world: change what is shown, and the advice follows."""
+    """Also of words and relations that are in no world: change what is shown, and the advice
+    follows.
+    """
     right = Attempt("<think> done </think> <answer> x </answer>", 1.0)
     assert advice(trial(refused_for(relation, word), right)) == [say(relation, word), STEPWISE]
     assert advice(trial(refused_for(relation, word), principles=(say(relation, "flint"),))) == [
@@ -408,7 +412,9 @@ class Follows:
 
 
 def test_gepa_finds_the_words(capsys):
-    """The authors' package with this reflector and our adapter, as the league has them: it is no straw man."""
+    """The authors' package with this reflector and our adapter, as the league has them: it is no
+    straw man.
+    """
     gepa = pytest.importorskip("gepa", reason="needs the extra optimizers")
     from agentic_prompting.interop.gepa import AgentAdapter
 

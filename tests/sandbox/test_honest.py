@@ -1,4 +1,6 @@
-"""The reflector that does not flatter: how much it reads, how often it errs, and that it errs in the same way again."""
+"""The reflector that does not flatter: how much it reads, how often it errs, and that it errs in
+the same way again.
+"""
 
 import asyncio
 
@@ -109,7 +111,9 @@ def test_it_is_right_as_often_as_asked(accuracy):
 
 
 def test_it_errs_in_the_same_way_whoever_asks():
-    """The same evidence gives the same advice, in a critique, in one call and in GEPA's request; another seed other."""
+    """The same evidence gives the same advice, in a critique, in one call and in GEPA's request;
+    another seed other.
+    """
     cases = [shown((f"what is {word} ?", refused("city", word))) for word in WORDS]
     given = {way: [advice(way, HonestReflector(0.5, 3), case) for case in cases] for way in WAYS}
     assert given["one_call"] == given["paper"] == given["gepa"]

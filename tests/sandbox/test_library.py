@@ -1,4 +1,6 @@
-"""The library of invented facts: its demonstrations, and the summary of a run before, between and after."""
+"""The library of invented facts: its demonstrations, and the summary of a run before, between and
+after.
+"""
 
 import json
 from types import SimpleNamespace

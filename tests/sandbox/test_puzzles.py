@@ -1,4 +1,6 @@
-"""ProRefine's sandbox: puzzles with known answers, and four models that see no more than real ones do."""
+"""ProRefine's sandbox: puzzles with known answers, and four models that see no more than real ones
+do.
+"""
 
 import random
 import subprocess
@@ -37,7 +39,8 @@ def said(chat, template, **values):
     return complete(chat, fill(template, **values)).text
 
 
-# Puzzles -------------------------------------------------------------------------------------------------------------
+# Puzzles
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_answers_are_right_by_the_real_sets_rules():
@@ -88,7 +91,8 @@ def test_any_text_can_be_read(text):
     assert isinstance(PuzzleSolver().answer(text, text), str)
 
 
-# Models --------------------------------------------------------------------------------------------------------------
+# Models
+# --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [1, 7, 10, 1000])

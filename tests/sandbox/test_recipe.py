@@ -1,4 +1,6 @@
-"""The warm starts that come with the package fit what the sandbox is now, and one that does not fit is made anew."""
+"""The warm starts that come with the package fit what the sandbox is now, and one that does not fit
+is made anew.
+"""
 
 from dataclasses import replace
 
@@ -61,7 +63,9 @@ def test_one_that_no_longer_fits_is_made_anew_and_that_is_said(made, tmp_path, c
 
 
 def test_a_warm_start_of_another_seed_is_refused(made, tmp_path):
-    """It was used again, whatever it had been made for: held-out questions may be among what it has learned."""
+    """It was used again, whatever it had been made for: held-out questions may be among what it has
+    learned.
+    """
     setup.prepare_sandbox(tmp_path, seed=1)
     with pytest.raises(ValueError, match=r"warm_start was made from other inputs \(seed, "):
         setup.prepare_sandbox(tmp_path, seed=2)

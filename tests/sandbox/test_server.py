@@ -110,7 +110,8 @@ def test_a_body_too_large_is_refused_unread(server, length):
     address = urlsplit(server.base_url)
     with socket.create_connection((address.hostname, address.port), timeout=10) as raw:
         raw.sendall(
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode()
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+            f"{length}\r\n\r\n".encode()
         )
         received = b"".join(
             iter(lambda: raw.recv(4096), b"")

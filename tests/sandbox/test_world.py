@@ -95,7 +95,10 @@ def test_parsing_is_tolerant():
         "please tell me : what is the currency of Kenya ?",
         "What is the currency of kenya?",
         "WHAT  IS\nTHE CURRENCY OF THE KENYA",
-        "I need to know, what is the currency of Kenya? Answer briefly. Which country has the capital Paris?",
+        (
+            "I need to know, what is the currency of Kenya? Answer briefly. Which country has the "
+            "capital Paris?"
+        ),
         "what is the currency of Kenya and why",
     ):
         assert parse_question(text) == expected

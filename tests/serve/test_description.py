@@ -1,4 +1,6 @@
-"""The service's OpenAPI description is true: requests made from it, right and wrong ones, are answered as it says."""
+"""The service's OpenAPI description is true: requests made from it, right and wrong ones, are
+answered as it says.
+"""
 
 import pytest
 import schemathesis
@@ -20,8 +22,9 @@ PATHS = [
     "/v1beta/models/{model}:generateContent",
     "/v1beta/models/{model}:streamGenerateContent",
 ]
-# A conversation must end with a user's message that is not empty, which a schema cannot say: some of what the schema
-# allows is a 400. And OpenAI's clients send fields that are ignored here, so not everything beside the schema is one.
+# A conversation must end with a user's message that is not empty, which a schema cannot say: some
+# of what the schema allows is a 400. And OpenAI's clients send fields that are ignored here, so not
+# everything beside the schema is one.
 LEFT_OUT = ("positive_data_acceptance", "negative_data_rejection")
 
 

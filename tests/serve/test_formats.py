@@ -1,4 +1,6 @@
-"""The service in the formats of OpenAI's Responses, Anthropic's Messages and Google's generateContent."""
+"""The service in the formats of OpenAI's Responses, Anthropic's Messages and Google's
+generateContent.
+"""
 
 import json
 import urllib.error

@@ -1,4 +1,6 @@
-"""The service, asked with the real `openai` client over loopback: answers, failures, limits, cancellation, crowds."""
+"""The service, asked with the real `openai` client over loopback: answers, failures, limits,
+cancellation, crowds.
+"""
 
 import asyncio
 import json
@@ -93,7 +95,7 @@ def metric(service, name, **labels):
     return service.metrics.registry.get_sample_value(f"agentic_prompting_{name}", labels)
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# --- answers --------------------------------------------------------------------------------------
 
 
 def test_an_answer(serve):
@@ -207,7 +209,9 @@ def test_an_agent_without_an_answer_refuses(serve):
 
 
 def test_a_conversation_goes_on_after_a_reply_without_an_answer(serve):
-    """A client sends our own reply back, whose content is `null`: it got a 400, and so did every later question."""
+    """A client sends our own reply back, whose content is `null`: it got a 400, and so did every
+    later question.
+    """
     address = serve(turns="no tags at all")
     with client(address) as asking:
         message = (
@@ -255,7 +259,9 @@ def test_what_the_agent_is_shown():
     ids=["prompt_place=system", "prompt_place=user"],
 )
 def test_an_evolved_prompt_is_said_once_above_the_clients(spec):
-    """Also to a client that sends it, as it is in `system_prompt.txt`, or the question in the agent's template."""
+    """Also to a client that sends it, as it is in `system_prompt.txt`, or the question in the
+    agent's template.
+    """
     asked = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "c"}]
     shown = conversation(spec, asked)
     sent = {"role": "system", "content": "Evolved.\n\nMore.\n"}
@@ -325,7 +331,7 @@ def test_any_chat_model_can_be_served():
         assert caught.value.status_code == 503
 
 
-# --- failures --------------------------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -580,7 +586,9 @@ def test_a_prompt_that_does_not_fit_is_refused_at_once(serve):
 
 
 def test_an_agent_reads_as_far_as_its_model(tiny_policy):
-    """As in training: a prompt that leaves no room ends as `truncated`, as one of the spec's own does."""
+    """As in training: a prompt that leaves no room ends as `truncated`, as one of the spec's own
+    does.
+    """
     agent = scripted_agent(tiny_policy, ScriptedChat([reply()]))
     assert agent.limits.max_context == 1024 and agent.spec.limits.max_context is None
     rollout, fits = agent.answer_all(["Kenya " * 3000, "Kenya ?"], progress=False)
@@ -591,7 +599,7 @@ def test_an_agent_reads_as_far_as_its_model(tiny_policy):
     assert narrow.limits.max_context == 100
 
 
-# --- limits ----------------------------------------------------------------------------------------------------------
+# --- limits ---------------------------------------------------------------------------------------
 
 
 def test_a_key_is_needed_where_one_is_set(serve, monkeypatch, caplog):
@@ -674,7 +682,10 @@ def test_a_body_that_does_not_come(serve):
     """The time for a request begins with its head."""
     address = serve(timeout=0.4)
     with connection_to(address) as raw:
-        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+            "application/json\r\n"
+        )
         raw.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
         said = b"".join(
             iter(lambda: raw.recv(4096), b"")
@@ -755,7 +766,10 @@ def test_a_body_too_large(serve):
     # Without a length, in chunks: counted as they come.
     host, port = address.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as raw:
-        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+            "application/json\r\n"
+        )
         raw.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
         raw.sendall(b"".join(b"400\r\n" + b"x" * 1024 + b"\r\n" for _ in range(4)) + b"0\r\n\r\n")
         assert raw.recv(4096).startswith(b"HTTP/1.1 413")
@@ -851,7 +865,9 @@ def test_an_answer_that_exists_when_the_money_is_spent_is_returned():
 
 @pytest.mark.parametrize("judge", [None, lambda query, answer: answer == "Correct."])
 def test_a_refiner_is_served_as_it_is_without_a_model_as_verifier(judge):
-    """Each request paid for a first answer that nothing judged, and a verifier that is a function was never asked."""
+    """Each request paid for a first answer that nothing judged, and a verifier that is a function
+    was never asked.
+    """
     chat = ScriptedChat(["Correct."])
     answer = run(
         ChatAnswers(RefinedChat(ProRefiner(chat, chat, chat, judge)), 1.0)(QUESTION, 0, None)
@@ -871,7 +887,9 @@ NEW_PROMPT = "<IMPROVED_PROMPT>Think.</IMPROVED_PROMPT>"
 
 
 def test_every_role_is_charged(tiny_policy, monkeypatch):
-    """One budget for the agent's environment and ProRefine's four models, each with an account of its own."""
+    """One budget for the agent's environment and ProRefine's four models, each with an account of
+    its own.
+    """
     roles = ("environment", "task", "feedback", "optimizer", "verifier")
     price = (10 * 0.15 + 5 * 0.60) / 1e6  # of a call of gpt-4o-mini
     errors = []
@@ -914,7 +932,7 @@ def _status(address):
     return 200
 
 
-# --- many, and gone --------------------------------------------------------------------------------------------------
+# --- many, and gone -------------------------------------------------------------------------------
 
 
 def test_200_at_once_share_batches(serve):
@@ -970,7 +988,10 @@ def test_clients_that_hang_up_leave_no_traceback(stream, caplog):
         {"agent": ChatAnswers(ScriptedChat(["yes " * 50_000] * 100, latency=0.1))}, ServeConfig()
     )
     body = json.dumps({"model": "agent", "messages": QUESTION, "stream": stream}).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+        "application/json\r\n"
+    )
     requests = [
         f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body,
         f"{head}Content-Length: 10000\r\n\r\n".encode() + body,
@@ -995,7 +1016,9 @@ def test_clients_that_hang_up_leave_no_traceback(stream, caplog):
 
 
 def test_a_cancelled_request_leaves_the_engine(tiny_policy):
-    """Nothing more is sampled of a turn that nobody waits for: the next request has the model to itself."""
+    """Nothing more is sampled of a turn that nobody waits for: the next request has the model to
+    itself.
+    """
     agent = PromptAgent.from_pretrained(
         tiny_policy, LLMEnvironment(chat := ScriptedChat([reply()]))
     )
@@ -1022,7 +1045,9 @@ def test_a_cancelled_request_leaves_the_engine(tiny_policy):
 @pytest.mark.parametrize("requests", [300, pytest.param(5000, marks=LONG)])
 @pytest.mark.timeout(1800)
 def test_what_is_kept_of_conversations_does_not_grow_with_requests(tiny_policy, requests):
-    """Nothing is kept of a conversation that has ended: the service's memory is flat, whatever the bound."""
+    """Nothing is kept of a conversation that has ended: the service's memory is flat, whatever the
+    bound.
+    """
     agent = PromptAgent.from_pretrained(
         tiny_policy, LLMEnvironment(ScriptedChat([reply()] * (8 * requests)))
     )
@@ -1089,7 +1114,7 @@ def test_each_request_is_a_line_in_the_log(serve, caplog):
     assert not any("Kenya" in line for line in lines)
 
 
-# --- progress --------------------------------------------------------------------------------------------------------
+# --- progress -------------------------------------------------------------------------------------
 
 TWO_ASKS = '<think> both </think> <ask to="facts">capital</ask> <ask to="forms">form #1</ask>'
 ANSWER = "<think> done </think> <answer>#1</answer>"

@@ -3,7 +3,10 @@
 from agentic_prompting.llm import ServerFailed
 from agentic_prompting.rollout import Observation, Rollout, Sample, TagGrammar, parse_turn
 
-ASK = "<think>Which river is it?</think><interaction_prompt>Which river runs through Cairo?</interaction_prompt>"
+ASK = (
+    "<think>Which river is it?</think><interaction_prompt>Which river runs through "
+    "Cairo?</interaction_prompt>"
+)
 END = "<think>The reply is clear.</think><answer>the Nile</answer>"
 WRONG = "<think>The reply is clear.</think><answer>Danube</answer>"
 BARE = "<answer>the Nile</answer>"

@@ -1,4 +1,6 @@
-"""A check without a clock that calls are made together: a caller that makes them one by one never gets a reply."""
+"""A check without a clock that calls are made together: a caller that makes them one by one never
+gets a reply.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Exceptions that end more than their call, raised by code of a user's at every door it has: which of them hang?
+"""Exceptions that end more than their call, raised by code of a user's at every door it has: which
+of them hang?
 
-Used by test_guard.py and `benchmarks/reliability/faults.py`. A case that hangs blocks the event loop of its process, so
-this file is also a script: it plays all cases in a process of its own and prints one JSON object.
+Used by test_guard.py and `benchmarks/reliability/faults.py`. A case that hangs blocks the event
+loop of its process, so this file is also a script: it plays all cases in a process of its own and
+prints one JSON object.
 """
 
 from __future__ import annotations

@@ -69,7 +69,9 @@ _ROOM = """(part) => {
 
 
 def pictured(page: Any, name: str, part: str) -> None:
-    """Pictures of a part of the page in light and dark, where `AGENTIC_PROMPTING_SCREENSHOTS` names a folder."""
+    """Pictures of a part of the page in light and dark, where `AGENTIC_PROMPTING_SCREENSHOTS` names
+    a folder.
+    """
     if folder := os.environ.get("AGENTIC_PROMPTING_SCREENSHOTS"):
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
@@ -120,7 +122,9 @@ def record(number: int, rng: random.Random, words: int = 60, **changes: Any) -> 
 
 
 def training(folder: Path, steps: int = 24, seed: int = 0, rising: float = 0.06) -> Path:
-    """A run like the sandbox's, whose agent learns to decompose questions: rollouts, log, held-out result."""
+    """A run like the sandbox's, whose agent learns to decompose questions: rollouts, log, held-out
+    result.
+    """
     from agentic_prompting.records import RecordFile
     from agentic_prompting.rollout import TagGrammar
     from agentic_prompting.sandbox import Oracle, make_split

@@ -1,5 +1,5 @@
-"""Batches of crafted rollouts in several token sequences, for trainers of programs; and, run as a job of
-two processes with the arguments POLICY FOLDER LOSS_TYPE BACKEND, a step.
+"""Batches of crafted rollouts in several token sequences, for trainers of programs; and, run as a
+job of two processes with the arguments POLICY FOLDER LOSS_TYPE BACKEND, a step.
 """
 
 import os
@@ -144,11 +144,12 @@ def gradient(tiny_policy, folder, pieces, native=False, failed=(), batch_size=No
 
 
 def split_errors(tiny_policy, folder, loss_type, parts, beta):
-    """The gradient of rollouts in 1 to 3 sequences against the native one, relative to its largest component.
+    """The gradient of rollouts in 1 to 3 sequences against the native one, relative to its largest
+    component.
 
     Returns:
-        `dict`: `whole` and `split` (the errors of programs with one sequence a rollout, and with more), `largest`
-        (component), `losses`, and `rows` (of each).
+        `dict`: `whole` and `split` (the errors of programs with one sequence a rollout, and with
+        more), `largest` (component), `losses`, and `rows` (of each).
     """
     options = {
         "loss_type": loss_type,
@@ -178,7 +179,9 @@ RATE = 1e4  # of one step of gradient descent: a step so large that parameters i
 
 
 def parameters_after_a_step(policy, folder, pieces, environment, failed=(2, 5), **options):
-    """The parameters after one step of gradient descent, by name, and how many rows this process had."""
+    """The parameters after one step of gradient descent, by name, and how many rows this process
+    had.
+    """
     options = {
         "optim": "sgd",
         "learning_rate": RATE,
@@ -209,11 +212,13 @@ def parameters_after_a_step(policy, folder, pieces, environment, failed=(2, 5), 
 
 
 def launched(policy, folder, loss_type, backend="ddp"):
-    """A step of two processes, the rollouts of one in a sequence each, those of the other in three, against the same
-    step of one process with the native loop, relative to the step's largest component.
+    """A step of two processes, the rollouts of one in a sequence each, those of the other in three,
+    against the same step of one process with the native loop, relative to the step's largest
+    component.
 
     Returns:
-        `tuple`: The largest error, the rows of each pass by process, and what accelerate says the back end was.
+        `tuple`: The largest error, the rows of each pass by process, and what accelerate says the
+        back end was.
     """
     log = Path(folder, "printed.log")
     codes = forked(Path(__file__), [str(policy), str(folder), loss_type, backend], 2, log, 280)

@@ -1,7 +1,7 @@
 """Set up a job of several processes on a CPU, start it with a time limit, and end it.
 
-Three mistakes here would run one process, or plain DDP, with exit code 0. So every run reports its type (`stated`), and
-the tests compare it.
+Three mistakes here would run one process, or plain DDP, with exit code 0. So every run reports its
+type (`stated`), and the tests compare it.
 """
 
 import json
@@ -21,11 +21,14 @@ TYPES = {"ddp": "MULTI_CPU", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "fsdp2"
 
 
 def prepare(backend, folder):
-    """Set up the back end as `accelerate launch` would; call it in a new process, before accelerate is used."""
+    """Set up the back end as `accelerate launch` would; call it in a new process, before accelerate
+    is used.
+    """
     if backend.startswith("zero"):
         import deepspeed
 
-        # Otherwise compiled at the first launch, which takes 47 s; without it gloo computes the same sums.
+        # Otherwise compiled at the first launch, which takes 47 s; without it gloo computes the
+        # same sums.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         config = Path(folder) / f"deepspeed-{os.getpid()}.json"
         config.write_text(json.dumps(_deepspeed(stage=int(backend[-1]))))
@@ -41,7 +44,8 @@ def prepare(backend, folder):
 
 
 def _deepspeed(stage):
-    # Buffers for small models; the default of gigabytes would fill the machine with 4 trainers in 2 processes.
+    # Buffers for small models; the default of gigabytes would fill the machine with 4 trainers in 2
+    # processes.
     optimization = {"stage": stage, "reduce_bucket_size": 500_000, "allgather_bucket_size": 500_000}
     if stage == 3:
         # By default a tiny model is not sharded, and gathers that do not happen cannot fail.
@@ -76,8 +80,10 @@ def stated(trainer):
 
 
 def launch(script, processes, settings, timeout=280, check=True, imported=ALL):
-    """Run a script of this folder in `processes` processes, with `settings` as JSON. They are forked from a process
-    that has imported what is slow to import. Returns their exit codes and what they printed."""
+    """Run a script of this folder in `processes` processes, with `settings` as JSON. They are
+    forked from a process that has imported what is slow to import. Returns their exit codes and
+    what they printed.
+    """
     log = Path(settings["folder"]) / "printed.log"
     group = processes > 1 or settings["backend"].startswith(
         "zero"
@@ -118,8 +124,9 @@ def leave(folder, seen):
     state = PartialState()
     (Path(folder) / f"seen-{state.process_index}.json").write_text(json.dumps(seen))
     state.destroy_process_group()
-    # Without the interpreter's teardown, in which 1 of 8 launches aborted after all work was done: a native thread of
-    # torch 2.13 requested the GIL after it was gone. The tests read only the file.
+    # Without the interpreter's teardown, in which 1 of 8 launches aborted after all work was done:
+    # a native thread of torch 2.13 requested the GIL after it was gone. The tests read only the
+    # file.
     os._exit(0)
 
 

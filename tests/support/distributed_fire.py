@@ -1,5 +1,6 @@
-"""Run by test_distributed_fire.py under torchrun: a job of two processes whose environment fails, and one whose budget
-runs out. Each process writes its observations."""
+"""Run by test_distributed_fire.py under torchrun: a job of two processes whose environment fails,
+and one whose budget runs out. Each process writes its observations.
+"""
 
 import json
 import os
@@ -48,7 +49,9 @@ def failing(settings):
 
 
 def spending(settings):
-    """15 tokens a call, 2 calls a step on each process: the last call of the second step finds 90 tokens spent."""
+    """15 tokens a call, 2 calls a step on each process: the last call of the second step finds 90
+    tokens spent.
+    """
     with OpenAIChat("m", settings["url"], price=(1e6, 1e6), max_concurrency=1) as chat:
         trainer = trainer_for(
             settings["policy"],

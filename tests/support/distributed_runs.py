@@ -1,6 +1,7 @@
 """Run by test_distributed.py under torchrun: steps of Prompt-R1 and E-SPL on one back end.
 
-Each process writes its observations. One launch runs all parts of a back end, because imports take longer than steps.
+Each process writes its observations. One launch runs all parts of a back end, because imports take
+longer than steps.
 """
 
 import asyncio
@@ -29,8 +30,9 @@ from support.training import arguments as prompt_r1_arguments
 def uneven(trainer):
     """Make the trainer's own policy, whichever it is, play turns of uneven number.
 
-    The real policy's words get the form of a turn. Rows with an even number answer at once, the others ask twice
-    before. The rows of a batch are on different processes, so one process plays one turn and the other three.
+    The real policy's words get the form of a turn. Rows with an even number answer at once, the
+    others ask twice before. The rows of a batch are on different processes, so one process plays
+    one turn and the other three.
     """
     chat_format = trainer.chat_format
     rows = list(trainer.train_dataset)
@@ -69,8 +71,9 @@ class Replays(Reference):
 
 
 def trainer_for(settings, name, method, lora=False, rows=8, **changes):
-    """A trainer of either method whose batch is two rows, four rollouts each; or `"several"`, Prompt-R1's with an
-    environment for the even rows and one for the odd ones."""
+    """A trainer of either method whose batch is two rows, four rollouts each; or `"several"`,
+    Prompt-R1's with an environment for the even rows and one for the odd ones.
+    """
     folder = Path(settings["folder"]) / name
     changes = {
         "per_device_train_batch_size": 8 // settings["processes"],
@@ -149,7 +152,8 @@ def outcome(trainer, advantages=()):
 
 def plain(settings, method, lora):
     """Three steps."""
-    # LoRA starts out changing nothing: a larger step, so that there is something to compare after three.
+    # LoRA starts out changing nothing: a larger step, so that there is something to compare after
+    # three.
     rate = 2e-2 if lora else 1e-3
     trainer = trainer_for(
         settings, f"{method}-{lora}", method, lora, shuffle_dataset=False, learning_rate=rate
@@ -168,8 +172,9 @@ def plain(settings, method, lora):
 
 
 def resumed(settings, method, lora):
-    """Seven steps at a stretch; and two from a checkpoint after the fifth, which lies in the second epoch and in the
-    middle of a block of two updates on the same rollouts."""
+    """Seven steps at a stretch; and two from a checkpoint after the fifth, which lies in the second
+    epoch and in the middle of a block of two updates on the same rollouts.
+    """
     options = {
         "rows": 4,
         "num_iterations": 2,
@@ -196,8 +201,9 @@ class Slow(LLMEnvironment):
 
 
 def carried(settings, method):
-    """Six steps with a lead of one, one process slower than the other; and again from the checkpoint after the third,
-    where what was played since is written down."""
+    """Six steps with a lead of one, one process slower than the other; and again from the
+    checkpoint after the third, where what was played since is written down.
+    """
     seen = []
     take = AsyncSource.take_groups
 
@@ -230,8 +236,10 @@ def carried(settings, method):
 
 
 def planted(settings):
-    """The last process fails in its second batch. Under DDP it stays until the other has heard: once it is gone, the
-    launcher ends the rest, heard or not. (Under ZeRO-3 the other is in a collective by then, which only this end ends.)
+    """The last process fails in its second batch.
+
+    Under DDP it stays until the other has heard: once it is gone, the launcher ends the rest, heard
+    or not. (Under ZeRO-3 the other is in a collective by then, which only this end ends.)
     """
     trainer = trainer_for(
         settings, "planted", "prompt_r1", shuffle_dataset=False, **settings["planted"]

@@ -1,7 +1,9 @@
-"""Code blocks of the documentation and of docstrings, and the stand-ins with which they run free of charge.
+"""Code blocks of the documentation and of docstrings, and the stand-ins with which they run free of
+charge.
 
-In a page, `<!-- python, not shown:` ... `-->` has lines that a reader knows and a test needs; they run in their place
-among the blocks. Before a block that cannot run here, a line gives the reason: `<!-- not run: REASON -->`.
+In a page, `<!-- python, not shown:` ... `-->` has lines that a reader knows and a test needs; they
+run in their place among the blocks. Before a block that cannot run here, a line gives the reason:
+`<!-- not run: REASON -->`.
 """
 
 from __future__ import annotations
@@ -75,8 +77,10 @@ class Block:
     def run(
         self, names: dict[str, Any], addresses: dict[str, str], called: set[str] | None = None
     ) -> None:
-        """Run it; `addresses`: port -> the address that stands in for it, `""` for all others. The functions in it that
-        are called, then or later, put their names into `called`."""
+        """Run it; `addresses`: port -> the address that stands in for it, `""` for all others.
+
+        The functions in it that are called, then or later, put their names into `called`.
+        """
         code = _ADDRESS.sub(lambda url: _stand_in(url[0], addresses), self.code)
         # Empty lines in front, so that a traceback names the page's line.
         tree = ast.parse("\n" * (self.line - 1) + code)
@@ -149,7 +153,9 @@ def docstring_blocks() -> Iterator[Block]:
 
 
 def docstring_names(block: Block) -> dict[str, Any]:
-    """The names that a docstring's example may use: all public names, its module's, and some objects."""
+    """The names that a docstring's example may use: all public names, its module's, and some
+    objects.
+    """
     import agentic_prompting
     from agentic_prompting import OpenAIChat
 
@@ -168,7 +174,8 @@ def docstring_names(block: Block) -> dict[str, Any]:
 
 
 def stand_ins(monkeypatch: Any, folder: Path, policy: Path, stack: ExitStack) -> dict[str, str]:
-    """Stand-ins for a page's code in `folder`: endpoints on loopback, tiny models under large names, sandbox questions.
+    """Stand-ins for a page's code in `folder`: endpoints on loopback, tiny models under large
+    names, sandbox questions.
 
     Returns:
         `dict[str, str]`: The addresses for [`Block.run`].

@@ -1,4 +1,6 @@
-"""The mistakes in a shell line of the documentation, found without running it: files, sub-commands, options."""
+"""The mistakes in a shell line of the documentation, found without running it: files, sub-commands,
+options.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ _NOT_A_PATH = re.compile(r"^(\w+=\S*|\.\.\.)$")
 
 
 def commands_in(code: str) -> Iterator[list[str]]:
-    """The commands of a shell block as words: one per line or between `&&`, `|` and `;`, without comments."""
+    """The commands of a shell block as words: one per line or between `&&`, `|` and `;`, without
+    comments.
+    """
     for line in re.sub(r"\\\n\s*", " ", code).splitlines():
         words = shlex.split(re.sub(r"\s&$", "", line.split(" # ")[0].strip()), comments=True)
         command: list[str] = []
@@ -134,7 +138,9 @@ def _python(words: Sequence[str]) -> list[str]:
 
 @functools.cache
 def _options_of_program(program: str, is_module: bool) -> frozenset[str]:
-    """The options in a program's `--help`, after which it ends; in its `--help-all`, where it has one."""
+    """The options in a program's `--help`, after which it ends; in its `--help-all`, where it has
+    one.
+    """
     path = ROOT / (program.replace(".", "/") + ".py" if is_module else program)
     is_ours = path.is_file()
     if is_ours and not re.search(r"Parser|import main|argv", path.read_text(encoding="utf-8")):
@@ -144,7 +150,8 @@ def _options_of_program(program: str, is_module: bool) -> frozenset[str]:
     if "--help-all" in help_text:
         help_text += _printed(program, is_module, "--help-all")
     options = set(re.findall(r"--?[A-Za-z][\w-]*", help_text))
-    # TRL's parser removes this option before argparse sees the rest, so that the help does not list it.
+    # TRL's parser removes this option before argparse sees the rest, so that the help does not list
+    # it.
     if "--output_dir" in options:
         options.add("--config")
     return frozenset(options)

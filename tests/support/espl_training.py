@@ -1,4 +1,6 @@
-"""Small E-SPL trainings on a tiny model, for tests: settings, a trainer, a reference LLM, samplers of one word."""
+"""Small E-SPL trainings on a tiny model, for tests: settings, a trainer, a reference LLM, samplers
+of one word.
+"""
 
 from agentic_prompting import ESPLConfig, ESPLTrainer
 from agentic_prompting.llm import ScriptedChat
@@ -42,7 +44,9 @@ class Reference(ScriptedChat):
 
 
 class Writes:
-    """A sampler that writes one of five words in turn, so that a reward can tell the rollouts apart."""
+    """A sampler that writes one of five words in turn, so that a reward can tell the rollouts
+    apart.
+    """
 
     def __init__(self, trainer):
         self.trainer = trainer

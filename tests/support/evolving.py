@@ -1,4 +1,6 @@
-"""A small evolution with scripted models: questions, a policy, a reference LLM, and a run of `evolve`."""
+"""A small evolution with scripted models: questions, a policy, a reference LLM, and a run of
+`evolve`.
+"""
 
 import json
 import random
@@ -29,9 +31,11 @@ SETTINGS = EvolveConfig(
 
 
 class Policy:
-    """A model that answers right if its prompt has the word for this kind of question, and one time in five without it.
+    """A model that answers right if its prompt has the word for this kind of question, and one time
+    in five without it.
 
-    A refusal names the word. The reply depends only on the conversation and the number of the sample.
+    A refusal names the word. The reply depends only on the conversation and the number of the
+    sample.
     """
 
     def __init__(self, fail=None):

@@ -23,7 +23,8 @@ HEAD = {"head_dim": 8}
 EXPERTS = {"num_experts_per_tok": 2, "output_router_logits": True}
 WINDOW = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 SHARED = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
-# Without router logits: TRL 1.16 looks for their number of experts under a name that Granite's configuration lacks.
+# Without router logits: TRL 1.16 looks for their number of experts under a name that Granite's
+# configuration lacks.
 MAMBA = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
@@ -42,7 +43,8 @@ LINEAR = {
     "linear_value_head_dim": 8,
     "layer_types": ["linear_attention", "full_attention"],
 }
-# Family: its class without `ForCausalLM`, its configuration, and what the engine's refusal says of it (None: it runs).
+# Family: its class without `ForCausalLM`, its configuration, and what the engine's refusal says of
+# it (None: it runs).
 FAMILIES = {
     "Qwen3": ("Qwen3", HEAD, None),
     "Qwen3-MoE": (
@@ -62,7 +64,8 @@ FAMILIES = {
     "Mamba": ("Mamba", {"state_size": 4}, "linear_attention layers"),
 }
 
-# The template of each family (TRL's copy where it has one), how it takes a system message and how it has thoughts.
+# The template of each family (TRL's copy where it has one), how it takes a system message and how
+# it has thoughts.
 INTO_USER = "in the user's"
 TEMPLATES = {
     "Qwen3": ("trl/qwen3", "yes", "kept"),

@@ -36,15 +36,18 @@ WHOLE = {
 
 
 def of_its_shape(tensor, *args, **kwargs):
-    """Random values that depend on a tensor's shape alone: loading a model may draw random numbers, as that of
-    Qwen3-Next under ZeRO-3 does, and adapters begin with the next ones."""
+    """Random values that depend on a tensor's shape alone: loading a model may draw random numbers,
+    as that of Qwen3-Next under ZeRO-3 does, and adapters begin with the next ones.
+    """
     with torch.no_grad():
         drawn = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(tensor.numel()))
         return tensor.copy_((2 * drawn - 1) / tensor.shape[1] ** 0.5)
 
 
 def train(family, way, folder, processes=1, whole=WHOLE, **changes):
-    """A trainer that has trained for two steps: all weights (`full`), `lora`, or `qlora`, over weights of four bits."""
+    """A trainer that has trained for two steps: all weights (`full`), `lora`, or `qlora`, over
+    weights of four bits.
+    """
     from peft import LoraConfig
 
     options = {}

@@ -1,5 +1,6 @@
-"""A process that has imported what training needs, and forks the processes of each job: importing takes most of them
-longer than their work."""
+"""A process that has imported what training needs, and forks the processes of each job: importing
+takes most of them longer than their work.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def forked(
     group: bool = True,
     imported: tuple[str, ...] = ALL,
 ) -> list[int]:
-    """Run `script` in `processes` processes that find each other as under torchrun; none of them imports what is slow.
+    """Run `script` in `processes` processes that find each other as under torchrun; none of them
+    imports what is slow.
 
     Args:
         script (`Path`): Run as `__main__`.

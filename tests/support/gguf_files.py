@@ -15,8 +15,8 @@ def write_gguf(file, head=None):
 
     Args:
         file: Where to.
-        head: `None`, tied as the file has no head; `"copy"`, the embeddings with the errors of another quantisation;
-            `"other"`, a head that was trained apart from the embeddings.
+        head: `None`, tied as the file has no head; `"copy"`, the embeddings with the errors of
+            another quantisation; `"other"`, a head that was trained apart from the embeddings.
     """
     import gguf
 

@@ -1,4 +1,6 @@
-"""Real command-line agents (`make foreign`) in tests: where they are, and tiny policies that can read their prompts."""
+"""Real command-line agents (`make foreign`) in tests: where they are, and tiny policies that can
+read their prompts.
+"""
 
 import os
 import shutil
@@ -24,7 +26,9 @@ def needs(name, monkeypatch):
 
 
 def policy_for(texts, positions=2**15):
-    """A tiny random model, and a tokenizer that has learned a harness's prompts: a third or fourth of their bytes."""
+    """A tiny random model, and a tokenizer that has learned a harness's prompts: a third or fourth
+    of their bytes.
+    """
     tokenizer = byte_tokenizer()
     template = tokenizer.chat_template
     tokenizer = tokenizer.train_new_from_iterator(texts, 2000)

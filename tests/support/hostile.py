@@ -89,12 +89,17 @@ PIECES = [
     "Kenya",
 ]
 
-ASK = "<think> first find the country </think> <interaction_prompt> which country ? </interaction_prompt>"
+ASK = (
+    "<think> first find the country </think> <interaction_prompt> which country ? "
+    "</interaction_prompt>"
+)
 END = "<think> done </think> <answer> shilling </answer>"
 
 
 def split_by(text: str, inserted: str, rng: random.Random) -> str:
-    """`text` with an invisible character inside: no tag any more, but a tokenizer's normaliser may restore it."""
+    """`text` with an invisible character inside: no tag any more, but a tokenizer's normaliser may
+    restore it.
+    """
     place = rng.randint(1, max(1, len(text) - 1))
     return text[:place] + inserted + text[place:]
 
@@ -170,7 +175,9 @@ def episode(chat_format: ChatFormat, reply: str) -> Rollout:
 
 
 def what_counts(chat_format: ChatFormat, rollout: Rollout) -> dict[str, Any]:
-    """The parts of an episode that a reply must not change: token structure, the agent's own tokens, reward."""
+    """The parts of an episode that a reply must not change: token structure, the agent's own
+    tokens, reward.
+    """
     added = set(chat_format.tokenizer.get_added_vocab().values())
     own = [token for token, mask in zip(rollout.ids, rollout.mask, strict=True) if mask]
     return {
@@ -197,7 +204,9 @@ def observed(chat_format: ChatFormat, rollout: Rollout) -> str:
 
 
 def check_tool_call(body: str) -> None:
-    """Reading a tool call ends in queries or in a short word about what is wrong, and never in an exception."""
+    """Reading a tool call ends in queries or in a short word about what is wrong, and never in an
+    exception.
+    """
     queries, problem = read_call(
         SearchGrammar().parse(f"<tool_call>{body}</tool_call>").request or ""
     )

@@ -1,7 +1,9 @@
-"""Training runs killed with SIGKILL at random moments, resumed, and compared with an undisturbed run.
+"""Training runs killed with SIGKILL at random moments, resumed, and compared with an undisturbed
+run.
 
-Used by test_under_fire.py, test_program_training.py and benchmarks/reliability/faults.py. As a script, this is a run;
-each start of one is forked (`forked.py`). The calling process has the server and counts the replies that were paid for.
+Used by test_under_fire.py, test_program_training.py and benchmarks/reliability/faults.py. As a
+script, this is a run; each start of one is forked (`forked.py`). The calling process has the server
+and counts the replies that were paid for.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def oracle() -> Callable[[dict[str, Any]], str]:
     return lambda request: knows.answer(request["messages"][-1]["content"])
 
 
-# --- the side that kills ------------------------------------------------------------------------------------------
+# --- the side that kills --------------------------------------------------------------------------
 
 
 def killed_and_resumed(
@@ -56,17 +58,20 @@ def killed_and_resumed(
         kills (`int`): Runs that are killed.
         seed (`int`, *optional*, defaults to `0`): Decides when.
         steps (`int`, *optional*, defaults to `5`): Of each run.
-        program (`str`, *optional*): One of `PROGRAMS` in place of [`LLMEnvironment`]; or `"stand_in"` or the name of a
-            harness, whose commands run in work folders.
+        program (`str`, *optional*): One of `PROGRAMS` in place of [`LLMEnvironment`]; or
+            `"stand_in"` or the name of a harness, whose commands run in work folders.
         script (`Path`, *optional*): What is run and killed, with the arguments of `live`.
         say (`Callable`, *optional*): What the server replies; as the sandbox's oracle by default.
 
     Returns:
-        `dict`: `tried`, `resumed` (came to the end), `paid_twice` (replies on disk that were asked for again),
-        `paid_in_vain` (replies on disk that the undisturbed run had no use for), `lost_in_flight` (at most, by one
-        kill: answered, but not yet on disk), `same_losses` and `same_weights` (as undisturbed, to the last bit),
-        `uncounted` (of the replies in vain: more than the rollouts that the resumed run logged as played anew),
-        `left` (folders and processes of the killed runs that are there after the next start; its port is always one).
+        `dict`: `tried`, `resumed` (came to the end), `paid_twice` (replies on disk that were asked
+        for again), `paid_in_vain` (replies on disk that the undisturbed run had no use for),
+        `lost_in_flight` (at most, by one
+        kill: answered, but not yet on disk), `same_losses` and `same_weights` (as undisturbed, to
+            the last bit),
+        `uncounted` (of the replies in vain: more than the rollouts that the resumed run logged as
+        played anew), `left` (folders and processes of the killed runs that are there after the next
+        start; its port is always one).
     """
     rng = random.Random(seed)
     log = folder / "printed.log"
@@ -157,11 +162,13 @@ def _result(folder: Path) -> dict[str, Any]:
     return {**json.loads((folder / "result.json").read_text()), "replies": _replies(folder)}
 
 
-# --- the side that is killed --------------------------------------------------------------------------------------
+# --- the side that is killed ----------------------------------------------------------------------
 
 
 async def repeats(row: Any, base_url: str, api_key: str, salt: str = "") -> dict[str, Any]:
-    """A program that does the same again, given the same replies: it asks the policy, a large LLM, the policy."""
+    """A program that does the same again, given the same replies: it asks the policy, a large LLM,
+    the policy.
+    """
     from openai import AsyncOpenAI
 
     async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:

@@ -1,4 +1,6 @@
-"""The facts that a sandbox shows a policy about its held-out countries, apart from names in copying exercises."""
+"""The facts that a sandbox shows a policy about its held-out countries, apart from names in copying
+exercises.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ OWN_FACTS = ("name", "capital", "airport", "domain", "letters")
 
 
 def leaks(name: str, seed: int, warm_start_steps: int = 450) -> list[str]:
-    """Names of held-out countries in training questions, warm-start traces and principles; those asked about, too.
+    """Names of held-out countries in training questions, warm-start traces and principles; those
+    asked about, too.
 
     Args:
-        name (`str`): `prompt-r1` or a guarded world. seed (`int`): The seed of the split. warm_start_steps (`int`,
+        name (`str`): `prompt-r1` or a guarded world. seed (`int`): The seed of the split.
+            warm_start_steps (`int`,
         *optional*, defaults to `450`): The steps of the warm start, which set the number of traces.
     """
     from agentic_prompting.sandbox import load_guarded_world, load_world, parse_question, setup

@@ -65,8 +65,8 @@ def assert_linear(
 ):
     """Read repetitions of a piece, four times as many the second time.
 
-    Linear readers take four times as long then, quadratic ones sixteen times. Seconds of the processor are counted,
-    because other work on the machine disturbs those of the clock.
+    Linear readers take four times as long then, quadratic ones sixteen times. Seconds of the
+    processor are counted, because other work on the machine disturbs those of the clock.
     """
 
     def seconds(length: int) -> float:

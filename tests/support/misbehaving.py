@@ -1,8 +1,10 @@
-"""An endpoint in OpenAI's format that misbehaves on purpose, one way at a time or at random: every fault by name.
+"""An endpoint in OpenAI's format that misbehaves on purpose, one way at a time or at random: every
+fault by name.
 
-A real HTTP server on the loopback interface, written on plain asyncio streams, because a server library would prevent
-most of its faults. Tests run it on a thread, `benchmarks/reliability/faults.py` as a process of its own (`python -m
-support.misbehaving --help` in tests/), so that it measures the client alone.
+A real HTTP server on the loopback interface, written on plain asyncio streams, because a server
+library would prevent most of its faults. Tests run it on a thread,
+`benchmarks/reliability/faults.py` as a process of its own (`python -m support.misbehaving --help`
+in tests/), so that it measures the client alone.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any
 
 from support.servers import completion
 
-# --- how a fault is sent ------------------------------------------------------------------------------------------
+# --- how a fault is sent --------------------------------------------------------------------------
 
 
 class Exchange:
@@ -75,7 +77,7 @@ class Exchange:
         self.writer.close()
 
 
-# --- the faults ---------------------------------------------------------------------------------------------------
+# --- the faults -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,10 @@ class Fault:
 
     Args:
         send (`Callable[[Exchange], Awaitable | None]`): Answers the request in this way.
-        error (`str`, *optional*): The kind of error if the fault persists; `None` if it gives a reply.
-        passes (`bool`, *optional*, defaults to `True`): Whether a retry may help, so that the client has to retry.
+        error (`str`, *optional*): The kind of error if the fault persists; `None` if it gives a
+            reply.
+        passes (`bool`, *optional*, defaults to `True`): Whether a retry may help, so that the
+            client has to retry.
     """
 
     send: Callable[[Exchange], Awaitable[None] | None]
@@ -121,7 +125,9 @@ async def _half_a_head(exchange: Exchange) -> None:
 
 
 async def _stale(exchange: Exchange) -> None:
-    """A good reply that promises to keep the connection, which is then closed: the next request on it fails."""
+    """A good reply that promises to keep the connection, which is then closed: the next request on
+    it fails.
+    """
     exchange.send(exchange.good(), connection="keep-alive")
     await exchange.writer.drain()
     exchange.close()
@@ -267,12 +273,15 @@ FAULTS = {
     "absurd usage": Fault(lambda x: x.send(_with_text(_usage(10**400), x.text)), None),
     "stale connection": Fault(_stale, None),
 }
-"""Every fault by name. Those of a whole endpoint, refused connections and outages, are [`MisbehavingServer.outage`]."""
+"""Every fault by name.
+
+Those of a whole endpoint, refused connections and outages, are [`MisbehavingServer.outage`].
+"""
 
 PASSING = [name for name, fault in FAULTS.items() if fault.passes]
 ODD_REPLIES = [name for name, fault in FAULTS.items() if fault.error is None]
 
-# --- the server ---------------------------------------------------------------------------------------------------
+# --- the server -----------------------------------------------------------------------------------
 
 Plan = Callable[[int, dict[str, Any]], "str | None"]
 
@@ -284,7 +293,9 @@ def at_random(share: float, seed: int = 0, among: list[str] = PASSING) -> Plan:
 
 
 def in_turn(*faults: str | None) -> Plan:
-    """A plan with the fault of each request written down; those after the last one are answered well."""
+    """A plan with the fault of each request written down; those after the last one are answered
+    well.
+    """
     return lambda number, request: faults[number] if number < len(faults) else None
 
 
@@ -297,11 +308,12 @@ class MisbehavingServer:
     """The endpoint; a context manager.
 
     Args:
-        plan (`Callable[[int, dict], str | None]`, *optional*): The fault that a request meets, by its number from 0
-            and its body; `None`: it is answered well.
+        plan (`Callable[[int, dict], str | None]`, *optional*): The fault that a request meets, by
+            its number from 0 and its body; `None`: it is answered well.
         latency (`float`, *optional*, defaults to `0.0`): Seconds before anything is sent.
         say (`Callable[[dict], str]`, *optional*): The text of a good reply.
-        hang_seconds (`float`, *optional*, defaults to `30.0`): How long "hangs" and "slow drip" take.
+        hang_seconds (`float`, *optional*, defaults to `30.0`): How long "hangs" and "slow drip"
+            take.
         port (`int`, *optional*, defaults to `0`): 0 takes a free one.
 
     Attributes:
@@ -431,7 +443,10 @@ class MisbehavingServer:
 
 
 def main() -> None:
-    """Run a server in the foreground. It prints its address, and its counts as JSON when its input ends."""
+    """Run a server in the foreground.
+
+    It prints its address, and its counts as JSON when its input ends.
+    """
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--latency", type=float, default=0.0)
     parser.add_argument("--share", type=float, default=0.0, help="of requests that meet a fault")

@@ -36,7 +36,10 @@ def make_asking_policy(tiny: Path, folder: Path) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     chat_format = ChatFormat(tokenizer, spec.grammar)
-    ask = "<think> the language </think> <interaction_prompt> what is the language of Kenya ? </interaction_prompt>"
+    ask = (
+        "<think> the language </think> <interaction_prompt> what is the language of Kenya ? "
+        "</interaction_prompt>"
+    )
     end = "<think> done </think> <answer> Swahili </answer>"
     questions = [row["question"] for row in as_rows(make_split(0)[0][:40])] + [
         f"unheard of {i}" for i in range(8)

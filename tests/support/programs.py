@@ -1,4 +1,6 @@
-"""Episodes of programs with a scripted policy: a byte tokenizer with TRL's own Qwen3 template, no model."""
+"""Episodes of programs with a scripted policy: a byte tokenizer with TRL's own Qwen3 template, no
+model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Models that follow simple rules, for the tests of `refine/`; one common log has all their requests."""
+"""Models that follow simple rules, for the tests of `refine/`; one common log has all their
+requests.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ QUERY = "How many drums?"
 
 @dataclass
 class Log:
-    """Calls of all models in the order they were made: `(role, messages, sampling)`; `fail_at` positions fail."""
+    """Calls of all models in the order they were made: `(role, messages, sampling)`; `fail_at`
+    positions fail.
+    """
 
     calls: list[tuple[str, list[dict], dict]] = field(default_factory=list)
     sessions: list[str | None] = field(default_factory=list)
@@ -28,7 +32,9 @@ class Log:
 
 
 class RuleModel:
-    """A [`ChatModel`]: `rule(system, user)` gives the whole text, of which `max_tokens` words are written."""
+    """A [`ChatModel`]: `rule(system, user)` gives the whole text, of which `max_tokens` words are
+    written.
+    """
 
     def __init__(self, role: str, log: Log, rule):
         self.role = role
@@ -68,7 +74,10 @@ def answer(length: int):
 
 
 def critic(system: str, user: str) -> str:
-    return f"Feedback on {len(user)} characters, {'unfinished' if 'not finished' in user else 'complete'}."
+    return (
+        f"Feedback on {len(user)} characters, "
+        f"{'unfinished' if 'not finished' in user else 'complete'}."
+    )
 
 
 def improve(system: str, user: str) -> str:
@@ -104,7 +113,9 @@ def refiner(log=None, **options):
 
 
 def refined(log, queries=QUERY, **options):
-    """`ProRefiner.refine` with rule models; those options that are not the models' own are the refiner's."""
+    """`ProRefiner.refine` with rule models; those options that are not the models' own are the
+    refiner's.
+    """
     rules = {
         name: options.pop(name) for name in ("length", "optimizer", "feedback") if name in options
     }

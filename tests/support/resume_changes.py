@@ -1,4 +1,5 @@
-"""Runs that are killed with groups in flight and resumed with other settings: which of them say nothing about it?
+"""Runs that are killed with groups in flight and resumed with other settings: which of them say
+nothing about it?
 
 Used by `benchmarks/reliability/faults.py`.
 """
@@ -88,8 +89,9 @@ def resumed_with(
 
 
 def resume_changes(policy: Path, folder: Path, rows: Any, quick: bool = False) -> dict[str, Any]:
-    """Resumes with one setting changed, at two moments each, and one with other weights; `silent` are those that used
-    what was not theirs, or dropped it, without a line."""
+    """Resumes with one setting changed, at two moments each, and one with other weights; `silent`
+    are those that used what was not theirs, or dropped it, without a line.
+    """
     cases = [(name, when) for name in CHANGES for when in MOMENTS][:: 6 if quick else 1]
     silent = [
         f"{name}, {when}"

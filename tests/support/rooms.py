@@ -52,8 +52,8 @@ def dotted(path: Path) -> str:
 def imports(source: str, package: str, types: bool = False) -> Iterator[str]:
     """The absolute names that a module imports; those under `TYPE_CHECKING` only with `types`.
 
-    `from .. import llm` gives `agentic_prompting.llm`, and `from torch import nn` gives `torch.nn`: a name one level
-    too deep does no harm, one too shallow would hide the room.
+    `from .. import llm` gives `agentic_prompting.llm`, and `from torch import nn` gives `torch.nn`:
+    a name one level too deep does no harm, one too shallow would hide the room.
     """
     skipped: set[ast.AST] = set()
     for node in ast.walk(ast.parse(source)):  # parents come before their children
@@ -82,9 +82,11 @@ def imports_of(path: Path, types: bool = False) -> list[str]:
 
 
 def imported_files(path: Path) -> set[str]:
-    """The modules of the package that a file imports, dotted; those under `TYPE_CHECKING` and inside functions count.
+    """The modules of the package that a file imports, dotted; those under `TYPE_CHECKING` and
+    inside functions count.
 
-    A package's `__init__.py` only passes on names of its files, so an import from a package is none of a file.
+    A package's `__init__.py` only passes on names of its files, so an import from a package is none
+    of a file.
     """
     files = {dotted(other) for other in MODULES if other.name != "__init__.py"}
     names = set(imports_of(path, types=True))

@@ -1,4 +1,6 @@
-"""A real HTTP server on the loopback interface that speaks OpenAI's chat format and misbehaves on purpose."""
+"""A real HTTP server on the loopback interface that speaks OpenAI's chat format and misbehaves on
+purpose.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ class Answer:
         headers (`dict`): Added to the response.
         delay (`float`): Seconds before anything is sent.
         body (`bytes` or `dict`): A body in place of the completion, sent unchanged.
-        drop (`str`): `"before"` cuts the connection without a byte, `"mid"` in the middle of the body.
+        drop (`str`): `"before"` cuts the connection without a byte, `"mid"` in the middle of the
+            body.
         trickle (`float`): Seconds between single bytes of the body.
         finish_reason (`str`): The completion's reason.
         usage (`tuple[int, int]`): Prompt and completion tokens.
@@ -82,8 +85,8 @@ class LoopbackServer:
     """A scripted endpoint; a context manager.
 
     Args:
-        script (`Callable[[dict, int], Answer | str]`): Called with the decoded request and its number, from 0, on a
-            thread of its own; a string is the text of a good reply.
+        script (`Callable[[dict, int], Answer | str]`): Called with the decoded request and its
+            number, from 0, on a thread of its own; a string is the text of a good reply.
 
     Attributes:
         base_url (`str`): For the client.
@@ -127,7 +130,8 @@ class LoopbackServer:
             answer = self.script(request, number)
             answer = Answer(answer) if isinstance(answer, str) else answer
             self._stopping.wait(answer.delay)
-            # Before the reply is sent, because the client's next request may arrive while this thread is still ending.
+            # Before the reply is sent, because the client's next request may arrive while this
+            # thread is still ending.
             with self._lock:
                 self._at_once -= 1
             self._send(handler, answer)

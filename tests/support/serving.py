@@ -1,4 +1,6 @@
-"""A service on loopback for tests: the tiny policy's tokenizer, a scripted sampler, a scripted large LLM."""
+"""A service on loopback for tests: the tiny policy's tokenizer, a scripted sampler, a scripted
+large LLM.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,18 @@ from agentic_prompting.rollout import BatchEngine, Sample
 from agentic_prompting.serve import Metrics, ServeConfig, Server, Service
 from agentic_prompting.serve.answering import AgentAnswers
 
-ASK = "<think> ask the whole question </think> <interaction_prompt> what is the capital of Kenya ? </interaction_prompt>"
+ASK = (
+    "<think> ask the whole question </think> <interaction_prompt> what is the capital of Kenya ? "
+    "</interaction_prompt>"
+)
 END = "<think> done </think> <answer> Nairobi </answer>"
 
 
 class Scripted:
-    """A sampler that asks, and answers after the reply; `turns` replaces both. It logs the sizes of its batches."""
+    """A sampler that asks, and answers after the reply; `turns` replaces both.
+
+    It logs the sizes of its batches.
+    """
 
     def __init__(self, agent, turns=None, seconds=0.0):
         self.format = agent.chat_format

@@ -1,4 +1,6 @@
-"""Commands that get a signal while they ask a server: their exit code, what they say, and what is left of them."""
+"""Commands that get a signal while they ask a server: their exit code, what they say, and what is
+left of them.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Signalled:
             )
 
     def signalled(self, number: int) -> tuple[int, str]:
-        """Its exit code and what it said, once it got the signal; whatever is left of it is an error."""
+        """Its exit code and what it said, once it got the signal; whatever is left of it is an
+        error.
+        """
         self.process.send_signal(number)
         try:
             return self.ended()

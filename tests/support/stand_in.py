@@ -1,4 +1,5 @@
-"""A command-line agent for tests: asks the policy, a large LLM, the policy; writes a file; leaves a child behind.
+"""A command-line agent for tests: asks the policy, a large LLM, the policy; writes a file; leaves a
+child behind.
 
 Run by path, with the standard library alone.
 """

@@ -14,17 +14,18 @@ CHATML = (
 )
 # Shows tools and writes calls as Qwen3's does.
 CHATML_WITH_TOOLS = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{% for c in m.tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role "
+    "}}\n{{ m.content }}{% for c in m.tool_calls %}<tool_call>{{ c.function | tojson "
+    "}}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt "
+    "%}<|im_start|>assistant\n{% endif %}"
 )
 LLAMA3 = (
     "<|begin_of_text|>{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
     "{{ m.content | trim }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
-# Like Qwen3's: thoughts of earlier turns are dropped when history is rendered, and a switch writes an empty thought.
+# Like Qwen3's: thoughts of earlier turns are dropped when history is rendered, and a switch writes
+# an empty thought.
 QWEN3 = (
     "{% set ns = namespace(last=0) %}"
     "{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
@@ -48,11 +49,10 @@ GEMMA = (
 
 # Like Mistral's: the system message stands in the user's.
 MISTRAL = (
-    "<s>{% if messages[0].role == 'system' %}"
-    "{% set first = messages[0].content + '\n\n' %}{% set said = messages[1:] %}"
-    "{% else %}{% set first = '' %}{% set said = messages %}{% endif %}"
-    "{% for m in said %}{% if m.role == 'user' %}[INST] {{ first if loop.first else '' }}{{ m.content }}[/INST]"
-    "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+    "<s>{% if messages[0].role == 'system' %}{% set first = messages[0].content + '\n\n' %}{% set "
+    "said = messages[1:] %}{% else %}{% set first = '' %}{% set said = messages %}{% endif %}{% "
+    "for m in said %}{% if m.role == 'user' %}[INST] {{ first if loop.first else '' }}{{ m.content "
+    "}}[/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
 )
 OLMO2 = (
     "<|endoftext|>{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}"
@@ -60,8 +60,9 @@ OLMO2 = (
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 GRANITE = (
-    "{% for m in messages %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}<|end_of_text|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"
+    "{% for m in messages %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content "
+    "}}<|end_of_text|>\n{% endfor %}{% if add_generation_prompt "
+    "%}<|start_of_role|>assistant<|end_of_role|>{% endif %}"
 )
 
 # name -> (template, special tokens with the end of a turn first, added tokens that are not special)
@@ -80,8 +81,8 @@ FAMILIES = {
     "qwen3_thinking": (QWEN3_THINKING, ["<|im_end|>", "<|im_start|>"], ["<think>", "</think>"]),
     "gemma": (GEMMA, ["<end_of_turn>", "<bos>", "<start_of_turn>"], []),
 }
-# Those of families whose own template TRL ships (`None`), and others with something of their own, which
-# not every test of the above can be asked for.
+# Those of families whose own template TRL ships (`None`), and others with something of their own,
+# which not every test of the above can be asked for.
 OTHERS = {
     "trl/qwen3": (None, *FAMILIES["qwen3"][1:]),
     "trl/qwen3_instruct_2507": (None, *FAMILIES["qwen3"][1:]),
@@ -101,8 +102,14 @@ OTHERS = {
 
 _CORPUS = [
     "The capital of Kenya is Nairobi and the shilling is used there.",
-    "<think> What should I ask? </think>\n<interaction_prompt> Which country? </interaction_prompt>\n",
-    "<interaction_response>\nIt is Kenya.\n</interaction_response>\n<answer> shilling </answer>\n\n",
+    (
+        "<think> What should I ask? </think>\n<interaction_prompt> Which country? "
+        "</interaction_prompt>\n"
+    ),
+    (
+        "<interaction_response>\nIt is Kenya.\n</interaction_response>\n<answer> shilling "
+        "</answer>\n\n"
+    ),
 ] * 20
 
 
@@ -123,7 +130,9 @@ def template(name: str) -> str:
 
 @cache
 def tokenizer_for(family: str) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with a few hundred merges, so that mistakes at the seams of turns show."""
+    """A byte-level BPE tokenizer with a few hundred merges, so that mistakes at the seams of turns
+    show.
+    """
     text, special, ordinary = {**FAMILIES, **OTHERS}[family]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

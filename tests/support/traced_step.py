@@ -1,5 +1,7 @@
-"""A training step of the sandbox with traces, as a job of two processes. The arguments are POLICY, FOLDER and the
-address of a collector."""
+"""A training step of the sandbox with traces, as a job of two processes.
+
+The arguments are POLICY, FOLDER and the address of a collector.
+"""
 
 import os
 import sys

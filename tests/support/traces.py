@@ -122,7 +122,9 @@ class Collector:
 
 @contextmanager
 def collected_over_grpc():
-    """A real OTLP collector over gRPC: its address, and the names of the spans that came, at once and later."""
+    """A real OTLP collector over gRPC: its address, and the names of the spans that came, at once
+    and later.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     import grpc
@@ -148,7 +150,9 @@ def collected_over_grpc():
 
 
 def in_process(code, *arguments, **variables):
-    """Run Python in a process of its own, with OpenTelemetry's variables; what it printed on both streams."""
+    """Run Python in a process of its own, with OpenTelemetry's variables; what it printed on both
+    streams.
+    """
     traces = ("OTEL_", "TRACE")
     plain = {name: value for name, value in os.environ.items() if not name.startswith(traces)}
     paths = os.pathsep.join([str(TESTS), *sys.path])

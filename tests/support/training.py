@@ -1,4 +1,6 @@
-"""Small Prompt-R1 trainings on a tiny model, for tests and benchmarks: settings, a trainer, a sampler that acts."""
+"""Small Prompt-R1 trainings on a tiny model, for tests and benchmarks: settings, a trainer, a
+sampler that acts.
+"""
 
 from itertools import groupby
 from pathlib import Path
@@ -12,7 +14,10 @@ from agentic_prompting.rollout import BatchEngine, Sample
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 
-ASK = "<think> first find the country </think> <interaction_prompt> which country ? </interaction_prompt>"
+ASK = (
+    "<think> first find the country </think> <interaction_prompt> which country ? "
+    "</interaction_prompt>"
+)
 END = "<think> done </think> <answer> {} </answer>"
 # Settings of a training that plays a step ahead.
 LEAD = {
@@ -62,7 +67,9 @@ def trainer_for(
 
 
 class Acts:
-    """A sampler that asks once and then answers: right for every other rollout, so that there is an advantage."""
+    """A sampler that asks once and then answers: right for every other rollout, so that there is an
+    advantage.
+    """
 
     def __init__(self, trainer):
         self.trainer = trainer
@@ -114,7 +121,9 @@ def vars_for(folder):
 
 
 def rows_of(inputs):
-    """The rows of a batch of TRL's loss: ids of the prompt, ids of the completion, which of those are in the loss."""
+    """The rows of a batch of TRL's loss: ids of the prompt, ids of the completion, which of those
+    are in the loss.
+    """
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
     for prompt, is_prompt, ids, is_own, counts in zip(
         *(inputs[name] for name in names), strict=True

@@ -1,4 +1,5 @@
-"""An environment in which any text of a random policy continues for some rounds, and a trainer whose weights change.
+"""An environment in which any text of a random policy continues for some rounds, and a trainer
+whose weights change.
 
 For vllm_runs.py and test_vllm_weights.py.
 """

@@ -1,4 +1,6 @@
-"""Run by test_vllm.py under torchrun: steps over the stand-in for vLLM. Each process writes its observations."""
+"""Run by test_vllm.py under torchrun: steps over the stand-in for vLLM. Each process writes its
+observations.
+"""
 
 import json
 import sys
@@ -52,7 +54,9 @@ def play(name, **changes):
 
 
 def ahead(name, server):
-    """Four steps with a lead of one: the number of updates before each turn, by its seed, and the ages."""
+    """Four steps with a lead of one: the number of updates before each turn, by its seed, and the
+    ages.
+    """
     trainer = trainer_for(
         name, async_lead=1, max_steps=4, per_device_train_batch_size=4, vllm_server_base_url=server
     )
@@ -76,7 +80,9 @@ def ahead(name, server):
 
 
 def lose(name, server, when):
-    """The server vanishes in the second step: while rollouts wait for it, or before the next weight sync."""
+    """The server vanishes in the second step: while rollouts wait for it, or before the next weight
+    sync.
+    """
 
     def vanish():
         if trainer.state.global_step == 1:

@@ -1,8 +1,9 @@
-"""A stand-in for vLLM on a CPU: the parts that TRL and we use, with a small model's samples and log-probabilities.
+"""A stand-in for vLLM on a CPU: the parts that TRL and we use, with a small model's samples and
+log-probabilities.
 
-It has three parts: the engine; a server with vLLM's HTTP protocol; and `install`, which adds a module named `vllm` for
-TRL to import. Weights are sent through a folder in place of NCCL. It has no batching, no speed and no memory limit: it
-tests our side and the protocol.
+It has three parts: the engine; a server with vLLM's HTTP protocol; and `install`, which adds a
+module named `vllm` for TRL to import. Weights are sent through a folder in place of NCCL. It has no
+batching, no speed and no memory limit: it tests our side and the protocol.
 """
 
 import itertools
@@ -71,7 +72,8 @@ class Server(ThreadingHTTPServer):
         model (`Path`): The model that it serves.
         weights (`Path`): The folder that stands for NCCL.
         max_model_len (`int`): Longer requests are refused, as vLLM does.
-        slow_update (`float`): Seconds of a weight update, so that a caller that does not wait for it is noticed.
+        slow_update (`float`): Seconds of a weight update, so that a caller that does not wait for
+            it is noticed.
     """
 
     daemon_threads = True
@@ -148,7 +150,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.asked.append(len(prompts))
         longest = max(map(len, prompts)) + body["max_tokens"]
         if longest > self.server.max_model_len:
-            limit = f"This model's maximum context length is {self.server.max_model_len} tokens, got {longest}"
+            limit = (
+                f"This model's maximum context length is {self.server.max_model_len} tokens, got "
+                f"{longest}"
+            )
             return self._answer({"error": {"message": limit, "code": 400}}, 400)
         assert body["return_token_ids"]
         assert body["return_tokens_as_token_ids"]
@@ -200,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-# --- the folder that stands for NCCL ------------------------------------------------------------------------------
+# --- the folder that stands for NCCL --------------------------------------------------------------
 
 
 def _send(iterator, group, src, post_iter_func):
@@ -221,7 +226,7 @@ def _receive(folder, names):
     return list(zip(names, (tensors[f"{i:05}"] for i in range(len(names))), strict=True))
 
 
-# --- the module named vllm ----------------------------------------------------------------------------------------
+# --- the module named vllm ------------------------------------------------------------------------
 
 
 class _LLM:
@@ -277,7 +282,9 @@ class _LLM:
 
 
 def install(weights):
-    """Add the module `vllm`, whose weights are sent through the folder `weights`; call it before trl is imported."""
+    """Add the module `vllm`, whose weights are sent through the folder `weights`; call it before
+    trl is imported.
+    """
     contents = {
         "vllm": {
             "__version__": VERSION,

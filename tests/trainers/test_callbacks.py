@@ -1,7 +1,8 @@
-"""What trackers get beside the curves: trajectories and E-SPL's tree; few, escaped, and never the end of training.
+"""What trackers get beside the curves: trajectories and E-SPL's tree; few, escaped, and never the
+end of training.
 
-TensorBoard is the real one, its event file read back. trackio is the real one where it is installed. wandb is a fake at
-its boundary: the package pulls in too much for a test.
+TensorBoard is the real one, its event file read back. trackio is the real one where it is
+installed. wandb is a fake at its boundary: the package pulls in too much for a test.
 """
 
 import logging
@@ -37,7 +38,10 @@ from support.browser import evolved
 from support.espl_training import Reference, WritesBySeed, reward_by_word
 from support.training import vars_for
 
-HOSTILE = "</td>![x](http://127.0.0.1:9/x.png) | `a` __b__ &lt;b&gt; <script>alert(1)</script>\r\n\n# head\u2028x\x00\ud800"
+HOSTILE = (
+    "</td>![x](http://127.0.0.1:9/x.png) | `a` __b__ &lt;b&gt; <script>alert(1)</script>\r\n\n# "
+    "head\u2028x\x00\ud800"
+)
 
 
 def rollout(text=HOSTILE, question="which ?", error=None):
@@ -172,7 +176,7 @@ def test_no_trackers_cost_nothing():
     log(view)
 
 
-# --- the real ones ---------------------------------------------------------------------------------------------------
+# --- the real ones --------------------------------------------------------------------------------
 
 
 class Tags(HTMLParser):

@@ -1,8 +1,9 @@
 """What trainers/ takes for granted of TRL beyond its documented interface. Checked on trl 1.16.0.
 
-One test per private part (for what a trainer class inherits from transformers, of transformers as TRL uses it). When
-TRL changes, these show what has changed; a version is added to `TESTED` only after they pass. `CONTRACT` is compared
-with the source of trainers/, so that a new private use has to be listed there and needs a test here.
+One test per private part (for what a trainer class inherits from transformers, of transformers as
+TRL uses it). When TRL changes, these show what has changed; a version is added to `TESTED` only
+after they pass. `CONTRACT` is compared with the source of trainers/, so that a new private use has
+to be listed there and needs a test here.
 """
 
 import ast
@@ -72,12 +73,14 @@ OWN = {
 }
 
 
-# --- the list is the truth ----------------------------------------------------------------------------------------
+# --- the list is the truth ------------------------------------------------------------------------
 
 
 @cache
 def names_of_trl():
-    """Every name that GRPOTrainer, SFTTrainer or one of their bases defines, sets or reads on itself."""
+    """Every name that GRPOTrainer, SFTTrainer or one of their bases defines, sets or reads on
+    itself.
+    """
     names = set()
     for kind in {*GRPOTrainer.__mro__, *SFTTrainer.__mro__} - {object}:
         names |= set(vars(kind)) | set(re.findall(r"\bself\.(\w+)", inspect.getsource(kind)))
@@ -85,7 +88,9 @@ def names_of_trl():
 
 
 def uses_of_trl(source, theirs):
-    """The names in `theirs` that a module defines in a class, or reaches on a trainer; and its deep imports of trl."""
+    """The names in `theirs` that a module defines in a class, or reaches on a trainer; and its deep
+    imports of trl.
+    """
     used = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute):
@@ -218,7 +223,7 @@ def test_a_workflow_runs_these_tests_on_the_newest_trl_each_week():
     assert Path(__file__).relative_to(ROOT).as_posix() in steps
 
 
-# --- a plain GRPOTrainer with a rollout_func, watched -------------------------------------------------------------
+# --- a plain GRPOTrainer with a rollout_func, watched ---------------------------------------------
 
 
 class Watched(GRPOTrainer):
@@ -315,7 +320,9 @@ def test_rollout_func_warns_in_these_words(trained):
 
 
 def test_generate_and_score_completions_gets_repeated_rows(trained):
-    """`_generate_and_score_completions(inputs)`: all columns of each row, `num_generations` times, groups in a row."""
+    """`_generate_and_score_completions(inputs)`: all columns of each row, `num_generations` times,
+    groups in a row.
+    """
     assert list(inspect.signature(GRPOTrainer._generate_and_score_completions).parameters) == [
         "self",
         "inputs",
@@ -335,7 +342,9 @@ def test_rollout_func_gets_the_prompts_of_those_rows_in_order(trained):
 
 
 def test_calculate_rewards(trained):
-    """`_calculate_rewards`: the extra keys of rollout_func are in `inputs`, `None` is NaN, the result is gathered."""
+    """`_calculate_rewards`: the extra keys of rollout_func are in `inputs`, `None` is NaN, the
+    result is gathered.
+    """
     parameters = list(inspect.signature(GRPOTrainer._calculate_rewards).parameters)
     assert parameters == ["self", "inputs", "prompts", "completions", "completion_ids_list"]
     inputs, prompts, ids, rewards = trained.during_training["rewarded"][0]
@@ -354,7 +363,9 @@ def test_calculate_rewards(trained):
 
 
 def test_a_row_without_any_reward_is_warned_of_in_these_words():
-    """Silenced where the rollout failed (`mute_missing_reward_warning`): by these words, from this module's logger."""
+    """Silenced where the rollout failed (`mute_missing_reward_warning`): by these words, from this
+    module's logger.
+    """
     source = inspect.getsource(GRPOTrainer._calculate_rewards)
     assert source.count("logger.warning(") == 1 and 'f"All reward functions returned None' in source
     assert "logger = get_logger(__name__)" in inspect.getsource(inspect.getmodule(GRPOTrainer))
@@ -372,7 +383,9 @@ def test_a_row_without_any_reward_has_no_advantage_and_no_part_in_the_baseline(t
 
 
 def test_what_is_scored_goes_by_labels_and_the_loss_by_the_mask(trained):
-    """`ScoredTokensModel` changes the labels on their way into the model, which is called with them by name, in slices."""
+    """`ScoredTokensModel` changes the labels on their way into the model, which is called with them
+    by name, in slices.
+    """
     source = inspect.getsource(GRPOTrainer._get_per_token_logps_and_entropies)
     assert "model(**model_inputs, labels=labels, fused_lm_head=True)" in source
     assert source.count("model(") == 1
@@ -385,8 +398,10 @@ def test_what_is_scored_goes_by_labels_and_the_loss_by_the_mask(trained):
 
 
 def test_the_importance_ratio_is_vllms_by_use_vllm_alone():
-    """`use_vllm` is set around these two, so that any policy counts as vLLM for it; it must do nothing else there.
-    `_generate` pushes weights unless `_last_loaded_step` is the step at hand; the carried path does so by itself."""
+    """`use_vllm` is set around these two, so that any policy counts as vLLM for it; it must do
+    nothing else there. `_generate` pushes weights unless `_last_loaded_step` is the step at hand;
+    the carried path does so by itself.
+    """
     correction = "self.use_vllm and self.vllm_importance_sampling_correction"
     for method, times in (
         (GRPOTrainer._generate_and_score_completions, 4),
@@ -412,7 +427,9 @@ def test_pad_is_how_completions_are_padded(trained):
 
 
 def test_env_mask_becomes_the_tool_mask(trained):
-    """Masked tokens stay in the completion; the loss leaves them out (test_grpo.py shows that they get none)."""
+    """Masked tokens stay in the completion; the loss leaves them out (test_grpo.py shows that they
+    get none).
+    """
     trained.model.train()
     batch = trained._generate_and_score_completions(
         [dict(row) for row in trained.during_training["inputs"][0]]
@@ -423,7 +440,9 @@ def test_env_mask_becomes_the_tool_mask(trained):
 
 
 def test_truncation_is_a_missing_end_token(trained):
-    """Why `Batch.to_trl` adds an end token: TRL looks at the last token of a completion, so there must be one."""
+    """Why `Batch.to_trl` adds an end token: TRL looks at the last token of a completion, so there
+    must be one.
+    """
     source = inspect.getsource(GRPOTrainer._generate_and_score_completions) + inspect.getsource(
         GRPOTrainer._generate
     )
@@ -445,7 +464,9 @@ def test_eos_token_ids_are_the_models_and_the_tokenizers(tiny_policy, tmp_path):
 
 
 def test_metrics_are_lists_by_mode_and_are_logged_as_means(trained):
-    """`_metrics[mode][name].append(value)` is what reaches the log, averaged and prefixed for evaluation."""
+    """`_metrics[mode][name].append(value)` is what reaches the log, averaged and prefixed for
+    evaluation.
+    """
     assert set(trained._metrics) == {"train", "eval"}
     for mode, prefix in (("train", ""), ("eval", "eval_")):
         trained.model.train(mode == "train")
@@ -465,7 +486,9 @@ def test_step_counts_training_steps(trained):
 
 
 def test_rollouts_are_made_once_per_generation_batch(tiny_policy, tmp_path):
-    """With gradient accumulation, one generation serves several micro-batches and `_step` tells them apart."""
+    """With gradient accumulation, one generation serves several micro-batches and `_step` tells
+    them apart.
+    """
     trainer = grpo(
         tiny_policy,
         tmp_path,
@@ -485,8 +508,9 @@ def test_reward_func_names_are_function_names(trained):
 
 
 def test_save_checkpoint_saves_through_save_model(trained, folder):
-    """`_save_checkpoint(model, trial)` makes `checkpoint-<step>` and calls `save_model(folder, ...)` for the model in
-    it; so does an upload, before it begins."""
+    """`_save_checkpoint(model, trial)` makes `checkpoint-<step>` and calls `save_model(folder,
+    ...)` for the model in it; so does an upload, before it begins.
+    """
     assert list(inspect.signature(GRPOTrainer._save_checkpoint).parameters) == [
         "self",
         "model",
@@ -506,8 +530,10 @@ def test_reward_funcs_are_the_functions(trained):
 
 
 def test_what_is_uploaded_goes_through_one_name():
-    """`hf_api()` in transformers.trainer, which hub/ takes the place of: every upload is its `upload_folder`,
-    with keywords alone, of `args.output_dir` (or of a checkpoint). `hub_model_id` is where to, once that is known."""
+    """`hf_api()` in transformers.trainer, which hub/ takes the place of: every upload is its
+    `upload_folder`, with keywords alone, of `args.output_dir` (or of a checkpoint). `hub_model_id`
+    is where to, once that is known.
+    """
     from transformers import trainer
 
     source = inspect.getsource(trainer.Trainer)
@@ -531,7 +557,9 @@ def test_the_card_is_made_on_the_first_process_and_with_every_checkpoint(trained
 
 
 def test_callback_handler_holds_the_trackers(trained):
-    """`LiveView` looks in it for transformers' callbacks, by these names, and for what they write to."""
+    """`LiveView` looks in it for transformers' callbacks, by these names, and for what they write
+    to.
+    """
     from transformers.integrations import integration_utils
 
     assert any(
@@ -582,9 +610,10 @@ def test_generation_config_is_read_at_every_call(trained):
 
 
 def test_vllm_generation_reads_its_limit_at_every_call():
-    """`vllm_generation.max_completion_length` may be set between two calls of its `generate`, which returns ids and
-    for each the log-probabilities of the likeliest tokens, the sampled one first. One prompt in `num_generations` is
-    sent to the server, so that diverged histories need 1."""
+    """`vllm_generation.max_completion_length` may be set between two calls of its `generate`, which
+    returns ids and for each the log-probabilities of the likeliest tokens, the sampled one first.
+    One prompt in `num_generations` is sent to the server, so that diverged histories need 1.
+    """
     source = inspect.getsource(VLLMGeneration.generate)
     assert "self.max_completion_length" in source
     assert '"max_tokens": max_completion_length' in source
@@ -615,7 +644,9 @@ def test_use_vllm_and_continuous_batching_are_flags(trained):
 
 
 def test_vllm_stops_at_stop_strings_of_generation_kwargs():
-    """Ours puts `stop` into `args.generation_kwargs`, which vLLM's sampling parameters must get in both modes."""
+    """Ours puts `stop` into `args.generation_kwargs`, which vLLM's sampling parameters must get in
+    both modes.
+    """
     init = inspect.getsource(GRPOTrainer.__init__)
     generate = inspect.getsource(VLLMGeneration.generate)
     assert "generation_kwargs=args.generation_kwargs" in init
@@ -624,9 +655,11 @@ def test_vllm_stops_at_stop_strings_of_generation_kwargs():
 
 
 def test_another_vllm_generation_can_be_put_in_its_place(tiny_policy, tmp_path, monkeypatch):
-    """`GRPOTrainer` takes the class `VLLMGeneration` from its own module `grpo_trainer`; it asks the client for
-    `get_server_info` and nothing else, and calls `sync_weights` before the rollouts of each step. Of its own the class
-    has `model`, `processing_class`, and `_iter_named_params`, which gathers all weights."""
+    """`GRPOTrainer` takes the class `VLLMGeneration` from its own module `grpo_trainer`; it asks
+    the client for `get_server_info` and nothing else, and calls `sync_weights` before the rollouts
+    of each step. Of its own the class has `model`, `processing_class`, and `_iter_named_params`,
+    which gathers all weights.
+    """
     from trl.trainer import grpo_trainer
 
     class Noting(VLLMGeneration):
@@ -659,12 +692,13 @@ def test_another_vllm_generation_can_be_put_in_its_place(tiny_policy, tmp_path, 
     assert generation.synced == [(0, 0), (1, 1)]
 
 
-# --- what E-SPL adds ----------------------------------------------------------------------------------------------
+# --- what E-SPL adds ------------------------------------------------------------------------------
 
 
 def test_get_train_sampler_repeats_rows(trained):
-    """`_get_train_sampler` deals rows out as [`EpochSampler`] does: each comes `num_generations` times in a row, each
-    batch as often as it is used; in the first epoch in the same order."""
+    """`_get_train_sampler` deals rows out as [`EpochSampler`] does: each comes `num_generations`
+    times in a row, each batch as often as it is used; in the first epoch in the same order.
+    """
     assert trained.num_generations == 4
     assert trained.num_iterations == 1
     assert trained.shuffle_dataset is True
@@ -708,8 +742,9 @@ def test_reward_weights_are_one_number_per_function(trained):
 def test_training_step_prepares_before_anything_else_and_an_optimizer_passes_over_weights_without_gradient(
     trained,
 ):
-    """What has no loss has no backward pass, where `accelerator.backward` is asked for it; transformers then calls
-    `step` with no gradient anywhere, since it clears them to `None`."""
+    """What has no loss has no backward pass, where `accelerator.backward` is asked for it;
+    transformers then calls `step` with no gradient anywhere, since it clears them to `None`.
+    """
     source = inspect.getsource(Trainer.training_step)
     assert (
         source.index("_prepare_inputs(inputs)")
@@ -731,7 +766,9 @@ def test_is_in_train_is_true_while_training_evaluation_included(trained):
 
 
 def test_all_that_transformers_loads_is_there_when_training_begins():
-    """The callbacks' `on_train_begin`, where a resumed run takes back the rest, and before the first batch."""
+    """The callbacks' `on_train_begin`, where a resumed run takes back the rest, and before the
+    first batch.
+    """
     source = inspect.getsource(Trainer._inner_training_loop)
     begins = source.index("callback_handler.on_train_begin")
     assert (
@@ -742,12 +779,13 @@ def test_all_that_transformers_loads_is_there_when_training_begins():
     assert begins < source.index("self._run_epoch(")
 
 
-# --- what an exact resume adds ------------------------------------------------------------------------------------
+# --- what an exact resume adds --------------------------------------------------------------------
 
 
 def test_buffered_inputs_are_reused_until_the_block_is_over(tiny_policy, tmp_path):
-    """`_step` and `_buffered_inputs` say where in a block of `steps_per_generation` x `num_iterations` training is; the
-    buffer is plain data, one entry per step."""
+    """`_step` and `_buffered_inputs` say where in a block of `steps_per_generation` x
+    `num_iterations` training is; the buffer is plain data, one entry per step.
+    """
     trainer = grpo(
         tiny_policy,
         tmp_path,
@@ -769,7 +807,9 @@ def test_buffered_inputs_are_reused_until_the_block_is_over(tiny_policy, tmp_pat
 
 
 def test_losses_wait_to_be_logged(trained):
-    """`_tr_loss` sums them since `_globalstep_last_logged`; both start anew before `on_train_begin`."""
+    """`_tr_loss` sums them since `_globalstep_last_logged`; both start anew before
+    `on_train_begin`.
+    """
     assert trained._globalstep_last_logged == trained.state.global_step and trained._tr_loss == 0
     source = inspect.getsource(Trainer._inner_training_loop)
     places = [source.index(f"self.{name} = ") for name in ("_tr_loss", "_globalstep_last_logged")]
@@ -781,8 +821,9 @@ def test_losses_wait_to_be_logged(trained):
 
 
 def test_checkpoints_go_where_get_output_dir_says():
-    """`_get_output_dir` is asked by `_save_checkpoint` alone while it saves; and `_push_from_checkpoint(folder)` is all
-    that `push_to_hub` does there."""
+    """`_get_output_dir` is asked by `_save_checkpoint` alone while it saves; and
+    `_push_from_checkpoint(folder)` is all that `push_to_hub` does there.
+    """
     assert list(inspect.signature(Trainer._get_output_dir).parameters) == ["self", "trial"]
     source = inspect.getsource(Trainer._save_checkpoint)
     assert "run_dir = self._get_output_dir(trial=trial)" in source
@@ -792,7 +833,9 @@ def test_checkpoints_go_where_get_output_dir_says():
 
 
 def test_run_epoch_is_one_epoch_and_the_loop_asks_after_it_whether_to_stop():
-    """`_run_epoch` may be passed over, with a word to `control`; the loop itself does not look at the steps taken."""
+    """`_run_epoch` may be passed over, with a word to `control`; the loop itself does not look at
+    the steps taken.
+    """
     source = inspect.getsource(Trainer._inner_training_loop)
     loop = source[source.index("for epoch in range(epochs_trained, num_train_epochs):") :]
     assert loop.index("self._run_epoch(") < loop.index("if self.control.should_training_stop:")
@@ -809,11 +852,13 @@ def test_continuous_batching_config_is_built_from_the_arguments(trained):
     assert "ContinuousBatchingConfig(**cb_kwargs)" in inspect.getsource(GRPOTrainer.__init__)
 
 
-# --- the warm start -----------------------------------------------------------------------------------------------
+# --- the warm start -------------------------------------------------------------------------------
 
 
 def test_sft_takes_our_tokens_and_labels_as_they_are(tiny_policy, tmp_path):
-    """`skip_prepare_dataset` with `max_length=None`: nothing is tokenised, cut, packed or relabelled."""
+    """`skip_prepare_dataset` with `max_length=None`: nothing is tokenised, cut, packed or
+    relabelled.
+    """
     model = AutoModelForCausalLM.from_pretrained(tiny_policy)
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
     rows = [

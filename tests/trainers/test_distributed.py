@@ -1,7 +1,7 @@
 """Two processes on a CPU under DDP, ZeRO-2, ZeRO-3 and FSDP2, against one process: the same run.
 
-The episodes of one process have one turn, those of the other three. One launch per back end plays all of it, under a
-time limit of its own; every test looks at what the launch says it was.
+The episodes of one process have one turn, those of the other three. One launch per back end plays
+all of it, under a time limit of its own; every test looks at what the launch says it was.
 """
 
 import re
@@ -22,7 +22,9 @@ BACKENDS = [pytest.param(one, marks=LONG) if one == "zero2" else one for one in 
 
 @pytest.fixture(scope="module")
 def play(tiny_policy, tmp_path_factory):
-    """What each process saw, by back end and number of processes; each launched once, when first asked for."""
+    """What each process saw, by back end and number of processes; each launched once, when first
+    asked for.
+    """
     seen = {}
     kept = tmp_path_factory.mktemp("kept")
 
@@ -77,7 +79,9 @@ def test_same_seed_same_losses(play, backend, part):
 
 @pytest.mark.parametrize("part", PARTS)
 def test_all_processes_record_one_run(play, part):
-    """Their clocks differ by a minute; with two runs the report would leave out the records of the earlier one."""
+    """Their clocks differ by a minute; with two runs the report would leave out the records of the
+    earlier one.
+    """
     first, second = play("ddp")
     assert first[part]["run"] == second[part]["run"]
 
@@ -97,8 +101,10 @@ def test_advantages_do_not_depend_on_the_processes(play, part):
 @pytest.mark.parametrize("part", ["espl-full", "espl-lora"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_espl_population_is_the_same_everywhere(play, backend, part):
-    """Selections, ratings, crossovers and children: on both processes, and as on one. The paper's reflection,
-    and with LoRA one call."""
+    """Selections, ratings, crossovers and children: on both processes, and as on one.
+
+    The paper's reflection, and with LoRA one call.
+    """
     one = play("ddp", 1)[0][part]
     first, second = [process[part] for process in play(backend)]
     assert first["population"] == second["population"] == one["population"]
@@ -106,7 +112,9 @@ def test_espl_population_is_the_same_everywhere(play, backend, part):
 
 
 def test_logged_means_are_over_all_rollouts(play):
-    """Episodes of one and of three turns, unevenly spread: the logged mean is that of the whole batch."""
+    """Episodes of one and of three turns, unevenly spread: the logged mean is that of the whole
+    batch.
+    """
     for process in play("ddp"):
         assert column(process["prompt_r1-full"], "rollout/turns") == [2, 2, 2]
 
@@ -143,8 +151,9 @@ def test_resumed_run_is_the_uninterrupted_one(play, backend, processes, method):
     "backend", ["ddp", pytest.param("zero3", marks=LONG), pytest.param("fsdp2", marks=LONG)]
 )
 def test_carried_groups_are_equally_many_everywhere(tiny_policy, tmp_path, backend):
-    """With replies of different speed, at each step, each group once; and what is gone on with takes what was left. As
-    many losses on both; under E-SPL one population."""
+    """With replies of different speed, at each step, each group once; and what is gone on with
+    takes what was left. As many losses on both; under E-SPL one population.
+    """
     settings = {
         "policy": str(tiny_policy),
         "folder": str(tmp_path),
@@ -194,8 +203,8 @@ def test_a_failing_process_takes_the_others_with_it(tiny_policy, tmp_path, backe
     if backend == "ddp":
         codes, said = launch("distributed_runs.py", 2, settings, check=False, timeout=240)
         assert (
-            "[rank0]: agentic_prompting.trainers.policies.batch_samplers.PeerFailed: process 1 of 2 "
-            in said
+            "[rank0]: agentic_prompting.trainers.policies.batch_samplers.PeerFailed: process 1 of "
+            "2 " in said
         )
     else:  # under ZeRO-3 the launcher may end the other before it has heard
         codes, said = launch_under_torchrun("distributed_runs.py", 2, settings, timeout=240)

@@ -30,7 +30,9 @@ def test_a_step_that_failed_everywhere_moves_nothing_and_one_that_failed_here_mo
 
 
 def test_the_budget_is_the_jobs(seen):
-    """Spent by both together, stopped at the same step on both, with one checkpoint and the whole bill on each."""
+    """Spent by both together, stopped at the same step on both, with one checkpoint and the whole
+    bill on each.
+    """
     (first, second), folder, server = seen
     for process in (first["spending"], second["spending"]):
         assert process["step"] == 1 and "BudgetExceeded" in process["stopped"]

@@ -101,7 +101,7 @@ def test_one_prompt_renders_as_the_saved_agent(place, own):
     assert all(messages == prompts.saved_spec(spec).messages(ROW) for messages in seen)
 
 
-# --- reflectors -------------------------------------------------------------------------------------------------------
+# --- reflectors -----------------------------------------------------------------------------------
 
 
 def reflection_task(batch=0):

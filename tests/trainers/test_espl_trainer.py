@@ -1,4 +1,6 @@
-"""E-SPL's trainer: slots, baselines (eq 1-2), ratings, children, modes, saving and resuming, on a tiny model."""
+"""E-SPL's trainer: slots, baselines (eq 1-2), ratings, children, modes, saving and resuming, on a
+tiny model.
+"""
 
 import asyncio
 import json
@@ -147,7 +149,10 @@ def test_children_join_when_due(tiny_policy, rows, tmp_path, lag):
 
 
 def test_a_child_inherits_the_rating_of_the_batch_it_was_made_from(tiny_policy, rows, tmp_path):
-    """Algorithm 1 makes it from the rating after that batch. With a lag its parent has played again when it joins."""
+    """Algorithm 1 makes it from the rating after that batch.
+
+    With a lag its parent has played again when it joins.
+    """
     trainer = trainer_for(tiny_policy, tmp_path, rows)
     trainer.population.add(
         SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation")
@@ -252,8 +257,9 @@ def test_modes(tiny_policy, rows, tmp_path, mode):
 
 
 def test_weights_and_prompts_in_turn(tiny_policy, rows, tmp_path):
-    """Phases of two steps: the weights learn under the best prompt alone, then prompts have children and the weights
-    stand still."""
+    """Phases of two steps: the weights learn under the best prompt alone, then prompts have
+    children and the weights stand still.
+    """
     trainer = trainer_for(
         tiny_policy, tmp_path, rows, mode="alternating", phase_steps=2, max_steps=6, evolution_lag=0
     )
@@ -302,7 +308,9 @@ def test_a_run_in_phases_resumes_exactly(tiny_policy, rows, tmp_path):
 
 
 def test_what_the_prompt_did_stays_when_it_is_left_out(tiny_policy, rows, tmp_path):
-    """The teacher speaks only under its prompt; the student says the same without it, and is used without it."""
+    """The teacher speaks only under its prompt; the student says the same without it, and is used
+    without it.
+    """
     trainer = trainer_for(
         tiny_policy, tmp_path, rows, mode="rl", max_steps=1, per_device_eval_batch_size=8
     )
@@ -444,7 +452,9 @@ def test_a_rows_own_system_message_does_not_push_the_evolved_prompt_out(
 
 
 def test_rows_with_a_prompt_only_can_cross(tiny_policy, rows, tmp_path):
-    """Each slot renders the row's prompt with its own system prompt; the problem is the same one all the same."""
+    """Each slot renders the row's prompt with its own system prompt; the problem is the same one
+    all the same.
+    """
     own = rows.map(
         lambda row: {"prompt": [{"role": "user", "content": row["question"]}]},
         remove_columns=["question"],
@@ -505,7 +515,9 @@ def test_warning_without_any_proposed_change(caplog):
 
 
 def test_a_reference_that_can_never_answer_stops_training(tiny_policy, rows, tmp_path):
-    """Found at once where the model can be checked; else at its first reflection, with a checkpoint."""
+    """Found at once where the model can be checked; else at its first reflection, with a
+    checkpoint.
+    """
 
     class Wrong(ScriptedChat):
         def check(self):
@@ -573,7 +585,9 @@ def test_a_full_disk_under_the_journal_ends_no_run(tiny_policy, rows, tmp_path, 
 
 
 def test_at_the_last_step_the_reference_is_not_asked_again(tiny_policy, rows, tmp_path):
-    """The same command after the end: what was at work for steps that will never come stays unasked."""
+    """The same command after the end: what was at work for steps that will never come stays
+    unasked.
+    """
     trainer = trainer_for(
         tiny_policy, tmp_path, rows, Reference(), max_steps=2, save_strategy="steps", save_steps=1
     )
@@ -605,7 +619,10 @@ def test_a_population_that_was_edited_is_named(tiny_policy, rows, tmp_path, dama
 
 
 def test_what_the_reference_spends_is_the_jobs(tiny_policy, rows, tmp_path):
-    """15 tokens a call, one call at a time: 40 are reached with the third. Nobody else asks anything."""
+    """15 tokens a call, one call at a time: 40 are reached with the third.
+
+    Nobody else asks anything.
+    """
 
     def run(budget, **resume):
         with OpenAIChat("m", server.base_url, price=(1e6, 1e6), max_concurrency=1) as reference:
@@ -720,7 +737,9 @@ def test_what_the_policy_writes_becomes_a_prompt(tiny_policy, rows, tmp_path):
 
 
 def test_an_evaluation_has_groups_of_its_own_size(tiny_policy, rows, tmp_path):
-    """Where the baseline is over all prompts of a problem, a group of training is larger than one of an evaluation."""
+    """Where the baseline is over all prompts of a problem, a group of training is larger than one
+    of an evaluation.
+    """
     options = {"baseline": "marginalize", "per_device_eval_batch_size": 4}
     trainer = trainer_for(tiny_policy, tmp_path, rows, **options)
     trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
@@ -729,7 +748,9 @@ def test_an_evaluation_has_groups_of_its_own_size(tiny_policy, rows, tmp_path):
 
 
 def test_a_batch_that_a_resumed_run_plays_again_is_rated_once(tiny_policy, rows, tmp_path):
-    """Training stops in the second batch of a step, and the step is played again: its first batch was rated before."""
+    """Training stops in the second batch of a step, and the step is played again: its first batch
+    was rated before.
+    """
     reference = Reference()
     two = {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "max_steps": 2}
 
@@ -756,8 +777,8 @@ def test_bad_arguments(tiny_policy, rows, tmp_path):
     ):
         arguments(tmp_path, prompts_per_step=3)
     assert arguments(tmp_path, prompts_per_step=2).describe_batch() == (
-        "a batch is 2 problems x 2 prompts (prompts_per_step) x 2 rollouts (num_generations) = 8 rollouts "
-        "(per_device_train_batch_size x processes x steps_per_generation = 8 x 1 x 1)"
+        "a batch is 2 problems x 2 prompts (prompts_per_step) x 2 rollouts (num_generations) = 8 "
+        "rollouts (per_device_train_batch_size x processes x steps_per_generation = 8 x 1 x 1)"
     )
     with pytest.raises(ValueError, match="between 0 and 1"):
         arguments(tmp_path, p_crossover=1.2)
@@ -844,7 +865,9 @@ def test_search_under_an_evolving_prompt(tiny_policy, rows, tmp_path):
 def test_a_template_without_a_place_for_the_evolved_prompt_is_refused_before_training(
     tiny_policy, rows, tmp_path
 ):
-    """Their place is the system message, unless told otherwise; reinforcement learning alone has none to put there."""
+    """Their place is the system message, unless told otherwise; reinforcement learning alone has
+    none to put there.
+    """
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
     refuses = (
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"

@@ -137,8 +137,9 @@ def test_observation_tokens_get_no_gradient(tiny_policy, rows, tmp_path):
 
 
 def test_loss_is_the_papers(tiny_policy, rows, tmp_path):
-    """eq 14-15 in NumPy on a real batch: clipped ratio, k3 KL, mean over a trajectory's own tokens, then over
-    trajectories."""
+    """eq 14-15 in NumPy on a real batch: clipped ratio, k3 KL, mean over a trajectory's own tokens,
+    then over trajectories.
+    """
     trainer = trainer_for(tiny_policy, tmp_path, rows, beta=0.01, epsilon=0.2)
     batch = one_batch(trainer)
     rng = np.random.default_rng(0)
@@ -159,7 +160,8 @@ def test_loss_is_the_papers(tiny_policy, rows, tmp_path):
     rewards = np.array([1.0, 0.0, 1.0, 0.0]).reshape(
         2, 2
     )  # what `Acts` earns: right, wrong, right, wrong
-    # TRL divides by the sample standard deviation (n - 1) plus 1e-4; the paper's eq 14 has 1/M inside. See fidelity.
+    # TRL divides by the sample standard deviation (n - 1) plus 1e-4; the paper's eq 14 has 1/M
+    # inside. See fidelity.
     advantages = (
         (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
     ).ravel()
@@ -175,8 +177,11 @@ def test_loss_is_the_papers(tiny_policy, rows, tmp_path):
 
 
 def test_a_turn_stopped_at_its_tag_is_not_truncated(tiny_policy, rows, tmp_path):
-    """TRL knows truncation by a missing end token. A turn stopped at its closing tag has none of its own: it gets one,
-    outside of the loss, and `mask_truncated_completions` does not wipe out the batch."""
+    """TRL knows truncation by a missing end token.
+
+    A turn stopped at its closing tag has none of its own: it gets one, outside of the loss, and
+    `mask_truncated_completions` does not wipe out the batch.
+    """
 
     class Stops(Acts):
         def _turn(self, request):
@@ -422,7 +427,9 @@ def test_same_seed_same_run(tiny_policy, rows, tmp_path):
 
 
 def test_rows_may_bring_their_own_prompt(tiny_policy, rows, tmp_path):
-    """For other tasks than question answering: `prompt` is used as it is, and no column is required beside it."""
+    """For other tasks than question answering: `prompt` is used as it is, and no column is required
+    beside it.
+    """
     dataset = Dataset.from_list(
         [{"prompt": [{"role": "user", "content": "question : Kenya ?"}]}] * 4
     )
@@ -478,7 +485,7 @@ def test_an_unused_template_of_several_environments_is_not_saved():
     ]
 
 
-# --- bad input: one line that says what to do, before any training step -------------------------------------------
+# --- bad input: one line that says what to do, before any training step ---------------------------
 
 
 def build(tiny_policy, tmp_path, dataset, **changes):
@@ -583,7 +590,9 @@ def quiet_libraries():
 def test_where_nobody_looks_on_there_are_no_bars_and_few_lines(
     tiny_policy, rows, tmp_path, capfd, quiet_libraries
 ):
-    """Of the steps' lines the first, then one a minute, and the last; of a warm start, nothing before a minute."""
+    """Of the steps' lines the first, then one a minute, and the last; of a warm start, nothing
+    before a minute.
+    """
     spec = AgentSpec.load(tiny_policy)
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
     trace = {"question": "which country ?", "turns": [END.format("yen")], "observations": []}
@@ -618,7 +627,7 @@ def test_the_line_of_a_step_comes_at_most_once_a_minute(capsys, monkeypatch):
     assert lines == ["step 1", "step 4", "evaluation at step 6", "step 7", "step 10"]
 
 
-# --- what the constructor takes ---------------------------------------------------------------------------------------
+# --- what the constructor takes -------------------------------------------------------------------
 
 
 def test_arguments_come_in_trls_order(tiny_policy, rows, tmp_path):
@@ -666,7 +675,9 @@ def test_a_gate_that_would_be_ignored_is_an_error(tiny_policy, rows, tmp_path):
 
 
 def test_a_template_that_nothing_is_filled_into_is_an_error(tiny_policy, rows, tmp_path):
-    """Rows with a prompt of their own; without a template they are fine, under Prompt-R1's reward, too."""
+    """Rows with a prompt of their own; without a template they are fine, under Prompt-R1's reward,
+    too.
+    """
     rows_with_prompt = rows.map(
         lambda row: {"prompt": [{"role": "user", "content": row["question"]}]}
     )
@@ -763,7 +774,7 @@ def test_the_first_failure_of_an_environment_is_said_at_once_and_once(
     assert "4 of 4 rollouts" in warning and "the environment raised KeyError: 'Kenya'" in warning
 
 
-# --- the first hour ----------------------------------------------------------------------------------------------
+# --- the first hour -------------------------------------------------------------------------------
 
 
 class Calculator:
@@ -811,7 +822,10 @@ def test_the_agent_is_told_about_its_environment(tiny_policy, rows, tmp_path, ki
 def test_a_form_that_the_agent_does_not_know_is_warned_of_at_the_first_step(
     tiny_policy, rows, tmp_path, caplog
 ):
-    """100 % were truncated without a word. Said once, with what to do; not of an agent that knows it."""
+    """100 % were truncated without a word.
+
+    Said once, with what to do; not of an agent that knows it.
+    """
     trainer = trainer_for(tiny_policy, tmp_path, rows, max_turn_tokens=4)
     with caplog.at_level(logging.WARNING):
         trainer.train()

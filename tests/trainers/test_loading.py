@@ -1,4 +1,6 @@
-"""What a trainer loads: adapters to train on, tokenizers without image processors; and what it refuses to load."""
+"""What a trainer loads: adapters to train on, tokenizers without image processors; and what it
+refuses to load.
+"""
 
 import json
 import shutil
@@ -54,7 +56,7 @@ def refused(model, tmp_path, rows, match, **options):
         trainer_for(model, tmp_path / "out", rows, environment=Checked(Oracle()), options=options)
 
 
-# --- nothing to train -------------------------------------------------------------------------------------------------
+# --- nothing to train -----------------------------------------------------------------------------
 
 
 def test_an_adapter_loaded_frozen_is_refused(tiny_policy, adapter, tmp_path, rows):
@@ -100,7 +102,7 @@ def test_prompts_alone_evolve_under_frozen_weights(tiny_policy, tmp_path, rows):
     )
 
 
-# --- an adapter's folder ----------------------------------------------------------------------------------------------
+# --- an adapter's folder --------------------------------------------------------------------------
 
 
 def test_an_adapters_folder_is_trained_on(tiny_policy, adapter, tmp_path, rows):
@@ -130,7 +132,9 @@ def test_a_new_adapter_on_an_adapter_is_refused(adapter, tmp_path, rows):
 
 
 def test_a_folder_with_its_base_models_config_too(tiny_policy, adapter, tmp_path, rows):
-    """transformers would load it as the base model with the adapter frozen inside, and train the base model."""
+    """transformers would load it as the base model with the adapter frozen inside, and train the
+    base model.
+    """
     folder = shutil.copytree(adapter, tmp_path / "model")
     shutil.copy(tiny_policy / "config.json", folder)
     model = trainer_for(folder, tmp_path / "out", rows).model
@@ -138,7 +142,7 @@ def test_a_folder_with_its_base_models_config_too(tiny_policy, adapter, tmp_path
     assert trained and all("lora" in name for name in trained)
 
 
-# --- GGUF -------------------------------------------------------------------------------------------------------------
+# --- GGUF -----------------------------------------------------------------------------------------
 
 
 def test_a_gguf_file_by_name_is_refused(tiny_policy, tmp_path, rows):
@@ -186,7 +190,7 @@ def test_a_gguf_model_loaded_twice_is_refused(tmp_path, rows, options):
     refused(model, tmp_path, rows, "load_gguf", **options)
 
 
-# --- models that also see --------------------------------------------------------------------------------------------
+# --- models that also see -------------------------------------------------------------------------
 
 # As in the repositories of Qwen3.5: both name classes that need torchvision or Pillow.
 IMAGES = {

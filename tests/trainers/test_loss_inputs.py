@@ -166,7 +166,7 @@ def test_slices_get_their_own_rows_and_the_callers_labels_stay():
     assert (labels >= 0).all()
 
 
-# --- mixtures of experts ------------------------------------------------------------------------------------------
+# --- mixtures of experts --------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

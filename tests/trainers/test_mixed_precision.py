@@ -1,7 +1,8 @@
-"""Weights of one precision under autocast of another: float32 weights with bfloat16 autocast are TRL's default.
+"""Weights of one precision under autocast of another: float32 weights with bfloat16 autocast are
+TRL's default.
 
-Every way of sampling runs, and gives the log-probabilities that a forward pass over the whole text gives under the same
-autocast, up to the rounding of the lower precision.
+Every way of sampling runs, and gives the log-probabilities that a forward pass over the whole text
+gives under the same autocast, up to the rounding of the lower precision.
 """
 
 import json
@@ -33,7 +34,8 @@ from support.training import trainer_for
 
 GREEDY = Sampling(temperature=0)
 NO_END = [10**6]
-# How far two orders of the same sums may be apart, for logits of about 5: 2^-8 of them is .02 in bfloat16.
+# How far two orders of the same sums may be apart, for logits of about 5: 2^-8 of them is .02 in
+# bfloat16.
 CLOSE = {torch.float32: 2e-5, torch.float16: 0.02, torch.bfloat16: 0.15}
 WEIGHTS = [torch.float32, torch.bfloat16]
 AUTOCAST = [None, torch.bfloat16, torch.float16]
@@ -107,7 +109,8 @@ def check(model, requests, samples, close, description):
         )
     differences = torch.cat(differences)
     print(
-        f"{description}: sampler against forward pass: mean {differences.mean():.1e}, max {differences.max():.1e}"
+        f"{description}: sampler against forward pass: mean {differences.mean():.1e}, max "
+        f"{differences.max():.1e}"
     )
     assert differences.max() < close
     return differences
@@ -211,7 +214,7 @@ def test_an_agent_with_greedy_answers(weights, autocast, asking_policy):
     assert any(rollout.answer for rollout in rollouts)
 
 
-# --- in a trainer -------------------------------------------------------------------------------------------------
+# --- in a trainer ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["no", "bf16", "fp16"])
@@ -333,7 +336,7 @@ def _autocast_now():
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
 
-# --- the demonstrations -------------------------------------------------------------------------------------------
+# --- the demonstrations ---------------------------------------------------------------------------
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
 FEW_STEPS = [

@@ -1,4 +1,6 @@
-"""Programs in the trainer, with the real engine: weights move, records hold every sequence, the agent answers."""
+"""Programs in the trainer, with the real engine: weights move, records hold every sequence, the
+agent answers.
+"""
 
 import asyncio
 import json
@@ -34,7 +36,9 @@ ROWS = [{"question": f"which currency number {i} ?", "answers": ["x"]} for i in 
 
 
 async def two_chats(row, base_url, api_key):
-    """Two questions, the second time with a history that was rewritten; the reward is the share of some words."""
+    """Two questions, the second time with a history that was rewritten; the reward is the share of
+    some words.
+    """
     async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
         reply_text = ""
         for ask in ("the capital", f"{row['question']} of"):
@@ -205,7 +209,9 @@ def test_killed_in_the_middle_a_program_that_differs_is_counted(asking_policy, t
 def test_killed_in_the_middle_a_harness_leaves_nothing_at_the_next_start(
     asking_policy, tmp_path, kills
 ):
-    """No process, no folder, and the port is free; and the resumed run goes on as after any other kill."""
+    """No process, no folder, and the port is free; and the resumed run goes on as after any other
+    kill.
+    """
     outcome = killed_runs.killed_and_resumed(
         asking_policy, tmp_path, kills, steps=3, program="stand_in"
     )

@@ -1,4 +1,6 @@
-"""A rollout in several token sequences has the gradient of the same rollout in one: for a program's episodes."""
+"""A rollout in several token sequences has the gradient of the same rollout in one: for a program's
+episodes.
+"""
 
 import pytest
 import torch
@@ -40,7 +42,9 @@ def test_split_error(tiny_policy, tmp_path, loss_type, parts, beta):
     ],
 )
 def test_processes_with_other_numbers_of_sequences(tiny_policy, tmp_path, loss_type, backend):
-    """Two processes, the rollouts of one in a sequence each, those of the other in three: the step of one process."""
+    """Two processes, the rollouts of one in a sequence each, those of the other in three: the step
+    of one process.
+    """
     if backend == "zero3":
         pytest.importorskip("deepspeed")
     error, seen, kind = launched(tiny_policy, tmp_path, loss_type, backend)

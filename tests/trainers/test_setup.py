@@ -1,4 +1,6 @@
-"""A model that was saved with a form is trained in that form, and rows have the columns that rewards need."""
+"""A model that was saved with a form is trained in that form, and rows have the columns that
+rewards need.
+"""
 
 import json
 import logging
@@ -58,7 +60,9 @@ def trainer_of(model, folder, rows, kind=PromptR1Trainer, config=PromptR1Config,
 
 @pytest.mark.parametrize(("kind", "config"), KINDS, ids=[kind.__name__ for kind, _ in KINDS])
 def test_a_saved_models_own_form_is_trained_in(model, rows, tmp_path, caplog, kind, config):
-    """Under the default template 89 to 100 % of the rollouts of a trained agent were malformed, without a word."""
+    """Under the default template 89 to 100 % of the rollouts of a trained agent were malformed,
+    without a word.
+    """
     trainer = trainer_of(str(model), tmp_path / "out", rows, kind, config)
     spec = trainer.spec
     assert (spec.prompt_template, spec.system_prompt, spec.grammar) == (
@@ -153,7 +157,7 @@ def test_the_warning_about_malformed_rollouts_shows_the_template(
     assert warning.endswith(template)
 
 
-# --- settings that TRL would refuse only when the model is loaded -----------------------------------
+# --- settings that TRL would refuse only when the model is loaded ---------------------------------
 
 
 @pytest.mark.parametrize(
@@ -174,7 +178,7 @@ def test_settings_are_refused_before_the_model(tiny_policy, rows, tmp_path, chan
     assert "\n" not in str(error.value)
 
 
-# --- the columns that reward functions need --------------------------------------------------------
+# --- the columns that reward functions need -------------------------------------------------------
 
 
 class CountsCalls:

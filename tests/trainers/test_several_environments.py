@@ -1,4 +1,6 @@
-"""Several environments in one run: each row is played in its own, with its template, grammar, limits and rewards."""
+"""Several environments in one run: each row is played in its own, with its template, grammar,
+limits and rewards.
+"""
 
 import copy
 

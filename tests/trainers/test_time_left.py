@@ -1,4 +1,6 @@
-"""ProgressLines of progress in a file or a pipe say how long it still takes, as a bar on a terminal does."""
+"""ProgressLines of progress in a file or a pipe say how long it still takes, as a bar on a terminal
+does.
+"""
 
 from functools import partial
 

@@ -1,4 +1,6 @@
-"""The spans of training: a step's tree with rewards, on one process and on two, evaluations, steps that break off."""
+"""The spans of training: a step's tree with rewards, on one process and on two, evaluations, steps
+that break off.
+"""
 
 from pathlib import Path
 
@@ -26,7 +28,9 @@ def attributes(span):
 
 
 def test_a_step_of_two_processes_in_a_collector(tiny_policy, tmp_path):
-    """A real one, which gets OTLP over HTTP: the demo's world, its large LLM over HTTP. One trace of both processes."""
+    """A real one, which gets OTLP over HTTP: the demo's world, its large LLM over HTTP. One trace
+    of both processes.
+    """
     log = tmp_path / "printed.log"
     with Collector() as collector:
         arguments = [str(tiny_policy), str(tmp_path), collector.address]

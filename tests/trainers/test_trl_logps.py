@@ -1,4 +1,6 @@
-"""`sampling/logp_difference`: how far the sampler's log-probabilities are from the trainer's, logged while training."""
+"""`sampling/logp_difference`: how far the sampler's log-probabilities are from the trainer's,
+logged while training.
+"""
 
 import math
 from dataclasses import replace
@@ -51,7 +53,9 @@ def shift(trainer, by):
 def test_every_step_logs_it_and_it_is_rounding(
     asking_policy, rows, tmp_path, caplog, precision, accumulate
 ):
-    """Of the agent's tokens alone: the trainer has no log-probabilities of observations, the sampler no others."""
+    """Of the agent's tokens alone: the trainer has no log-probabilities of observations, the
+    sampler no others.
+    """
     trainer = build(
         asking_policy,
         tmp_path,

@@ -1,4 +1,6 @@
-"""TRL's options through conversations of several turns: one training each, and the page's table of the same list."""
+"""TRL's options through conversations of several turns: one training each, and the page's table of
+the same list.
+"""
 
 from pathlib import Path
 

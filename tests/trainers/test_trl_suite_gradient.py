@@ -1,4 +1,6 @@
-"""With the same completions our gradient is that of `GRPOTrainer` (a part of benchmarks/fidelity/trl_gradient.py)."""
+"""With the same completions our gradient is that of `GRPOTrainer` (a part of
+benchmarks/fidelity/trl_gradient.py).
+"""
 
 import sys
 from pathlib import Path

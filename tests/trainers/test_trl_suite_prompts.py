@@ -1,4 +1,6 @@
-"""A TRL script means the same here: text prompts, what reward functions see, and images, which are refused by name."""
+"""A TRL script means the same here: text prompts, what reward functions see, and images, which are
+refused by name.
+"""
 
 import itertools
 import json
@@ -99,7 +101,7 @@ def seen_by_rewards(policy, folder, prompts, **options):
     return trainer, calls[0]
 
 
-# --- text prompts: TRL's standard format ----------------------------------------------------------------------------
+# --- text prompts: TRL's standard format ----------------------------------------------------------
 
 
 def test_a_text_prompt_is_tokenised_as_it_is(tiny_policy, tmp_path):
@@ -201,7 +203,7 @@ def test_the_format_is_saved_with_the_agent(tmp_path):
         AgentSpec(prompt_format="x")
 
 
-# --- one turn, as in TRL --------------------------------------------------------------------------------------------
+# --- one turn, as in TRL --------------------------------------------------------------------------
 
 
 def test_without_an_environment_a_turn_is_the_answer_whatever_tags_are_in_it(tiny_policy, tmp_path):
@@ -244,7 +246,7 @@ def test_a_completion_that_the_limit_cuts_off_has_no_end_and_is_truncated(tiny_p
     assert clipped == pytest.approx(whole.count(False) / len(whole))
 
 
-# --- what reward functions see --------------------------------------------------------------------------------------
+# --- what reward functions see --------------------------------------------------------------------
 
 
 def test_a_conversation_of_several_turns_is_a_list_of_its_messages(asking_policy, tmp_path):
@@ -298,7 +300,9 @@ def test_tool_calls_and_their_results_are_messages_of_their_own():
 
 
 def played_calls(trains, say=lambda number: f"turn {number}"):
-    """The completion of a program's rollout of four calls, each of which goes on from the one before."""
+    """The completion of a program's rollout of four calls, each of which goes on from the one
+    before.
+    """
 
     async def agent(row, base_url, api_key):
         async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
@@ -343,7 +347,7 @@ def test_a_rollout_that_an_environment_fills_in_has_its_turns():
     ]
 
 
-# --- images ---------------------------------------------------------------------------------------------------------
+# --- images ---------------------------------------------------------------------------------------
 
 SEEN = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}]
 

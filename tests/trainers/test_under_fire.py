@@ -1,4 +1,6 @@
-"""Training while the environment fails: what must not move, what must stop, what must come back the same."""
+"""Training while the environment fails: what must not move, what must stop, what must come back the
+same.
+"""
 
 import json
 import logging
@@ -17,7 +19,7 @@ from support.failing_runs import Flaky, same, watched_run
 from support.misbehaving import FAULTS, Fault, MisbehavingServer, at_random
 from support.training import Acts, trainer_for
 
-# --- failed is not wrong ------------------------------------------------------------------------------------------
+# --- failed is not wrong --------------------------------------------------------------------------
 
 HEAVY = {"weight_decay": 0.5, "beta": 0.05, "max_steps": 4, "lr_scheduler_type": "linear"}
 
@@ -25,7 +27,9 @@ HEAVY = {"weight_decay": 0.5, "beta": 0.05, "max_steps": 4, "lr_scheduler_type":
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("optimizer", ["adamw_torch", "sgd", "adafactor"])
 def test_a_step_of_failures_alone_changes_nothing(tiny_policy, rows, tmp_path, optimizer, scaled):
-    """Steps 1 and 4 learn, 2 and 3 fail whole: no decay, no momentum of step 1, no KL term; the schedule goes on."""
+    """Steps 1 and 4 learn, 2 and 3 fail whole: no decay, no momentum of step 1, no KL term; the
+    schedule goes on.
+    """
     options = {"optim": optimizer, **({"optim_args": "momentum=0.9"} if optimizer == "sgd" else {})}
     trainer, watch = watched_run(
         tiny_policy, tmp_path, rows, {1, 2}, scaled=scaled, **HEAVY, **options
@@ -130,11 +134,14 @@ def test_evaluation_alone_promises_no_checkpoint(tiny_policy, rows, tmp_path):
     assert not list(tmp_path.glob("checkpoint-*"))
 
 
-# --- money --------------------------------------------------------------------------------------------------------
+# --- money ----------------------------------------------------------------------------------------
 
 
 def test_a_spent_budget_stops_training_with_a_checkpoint_and_the_bill(tiny_policy, rows, tmp_path):
-    """15 tokens a call, 4 calls a step: 100 tokens are reached in the second step. More money, and it goes on."""
+    """15 tokens a call, 4 calls a step: 100 tokens are reached in the second step.
+
+    More money, and it goes on.
+    """
     with MisbehavingServer(say=lambda request: "the answer is Kenya .") as server:
 
         def run(budget, **resume):
@@ -163,7 +170,9 @@ def test_a_spent_budget_stops_training_with_a_checkpoint_and_the_bill(tiny_polic
 
 
 def test_the_budget_of_a_refining_environment_is_that_of_its_roles(tiny_policy, rows, tmp_path):
-    """The verifier alone costs anything; when it may not ask any more, training stops instead of refining nothing."""
+    """The verifier alone costs anything; when it may not ask any more, training stops instead of
+    refining nothing.
+    """
     free = ScriptedChat(lambda messages: "the answer is Kenya .")
     with (
         MisbehavingServer(say=lambda request: "<ACCURACY>1</ACCURACY>") as server,
@@ -228,7 +237,9 @@ def test_what_a_judge_spends_is_the_jobs(tiny_policy, rows, tmp_path):
 def test_no_role_exceeds_the_budget_by_more_than_a_call_per_connection(
     tiny_policy, rows, tmp_path, role
 ):
-    """15 tokens a call, three connections: 100 tokens are reached with the seventh, two more may be on their way."""
+    """15 tokens a call, three connections: 100 tokens are reached with the seventh, two more may be
+    on their way.
+    """
     free = ScriptedChat(lambda messages: "the answer is Kenya .")
     reflects = lambda request: espl_training.Reference()._say(request["messages"])  # noqa: E731
     says = {"reference": reflects, "environment": lambda request: "the answer is Kenya ."}
@@ -263,7 +274,7 @@ def test_no_role_exceeds_the_budget_by_more_than_a_call_per_connection(
         assert trainer.spending.spent().tokens == 15 * len(server.requests)
 
 
-# --- record and replay --------------------------------------------------------------------------------------------
+# --- record and replay ----------------------------------------------------------------------------
 
 
 def untimed(folder):
@@ -279,7 +290,9 @@ def untimed(folder):
 
 
 def test_a_recorded_run_replays_bit_for_bit_without_the_server(asking_policy, rows, tmp_path):
-    """Recorded under random delays and faults, replayed with the server gone: same trajectories, losses and weights."""
+    """Recorded under random delays and faults, replayed with the server gone: same trajectories,
+    losses and weights.
+    """
 
     def run(folder, url, mode):
         cache = ReplayCache(tmp_path / "replies.sqlite", mode)
@@ -322,7 +335,7 @@ def test_a_recorded_run_replays_bit_for_bit_without_the_server(asking_policy, ro
     assert again == losses and kept_again == kept and same(weights, weights_again)
 
 
-# --- kill -9 ------------------------------------------------------------------------------------------------------
+# --- kill -9 --------------------------------------------------------------------------------------
 
 
 def test_a_killed_run_goes_on_and_no_reply_is_paid_twice(asking_policy, tmp_path):
@@ -333,7 +346,7 @@ def test_a_killed_run_goes_on_and_no_reply_is_paid_twice(asking_policy, tmp_path
     assert outcome["same_losses"] and outcome["same_weights"]
 
 
-# --- secrets ------------------------------------------------------------------------------------------------------
+# --- secrets --------------------------------------------------------------------------------------
 
 KEY = "sk-planted-0123456789abcdef"
 
@@ -341,7 +354,9 @@ KEY = "sk-planted-0123456789abcdef"
 def test_a_planted_key_is_in_nothing_that_a_run_leaves_behind(
     tiny_policy, rows, tmp_path, caplog, capfd, monkeypatch
 ):
-    """Checkpoints, cache, trajectories, the model card, logs at their most talkative, errors and what is printed."""
+    """Checkpoints, cache, trajectories, the model card, logs at their most talkative, errors and
+    what is printed.
+    """
     says_it = Fault(
         lambda x: x.fail(500, f"your key {KEY}, Bearer {KEY}, is tired"), "ServerFailed"
     )

@@ -1,4 +1,6 @@
-"""What is wrong in an environment or a reward of the user's: said with file and line, and with the function's name."""
+"""What is wrong in an environment or a reward of the user's: said with file and line, and with the
+function's name.
+"""
 
 import logging
 import textwrap
@@ -76,7 +78,9 @@ def warnings_of(environment, policy, folder, rows, caplog, **changes):
 def test_an_environments_exception_keeps_its_file_and_line(
     shop, tiny_policy, rows, tmp_path, caplog
 ):
-    """In the record and the first warning the last frame of the user's code; the whole traceback once, in a file."""
+    """In the record and the first warning the last frame of the user's code; the whole traceback
+    once, in a file.
+    """
     warning, records = warnings_of(shop.Shop(), tiny_policy, tmp_path / "out", rows, caplog)
     raised = (
         f"the environment raised KeyError: 'coffee' ({tmp_path / 'corner_shop.py'}:7 in price_of)"

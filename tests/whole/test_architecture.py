@@ -1,7 +1,9 @@
-"""The house holds: every room imports only from rooms above it, and what is above the torch line needs no torch.
+"""The house holds: every room imports only from rooms above it, and what is above the torch line
+needs no torch.
 
-The order is that of docs/architecture.md, as data. Imports are read from the source, so one inside a function counts as
-well. Those under `TYPE_CHECKING` count too, except above the torch line, where types of torch may be named.
+The order is that of docs/architecture.md, as data. Imports are read from the source, so one inside
+a function counts as well. Those under `TYPE_CHECKING` count too, except above the torch line, where
+types of torch may be named.
 """
 
 import ast
@@ -60,7 +62,8 @@ def test_imports_come_from_above(path):
             continue
         target = [*name.split("."), ""][1]
         assert target in ROOMS, (
-            f"{dotted(path)} imports {name}: import from the room, not from the package's front door"
+            f"{dotted(path)} imports {name}: import from the room, not from the package's front "
+            "door"
         )
         assert ROOMS.index(target) <= own, f"{dotted(path)} imports {name}, which lies below it"
 
@@ -77,8 +80,10 @@ def test_no_files_import_each_other_in_a_circle():
 
 
 def test_only_trainers_import_a_trainer():
-    """The parts of a trainer know none: in `trainers/` only the classes that inherit from a trainer import one, and the
-    room's front door. A trainer class is one that inherits from TRL's trainer, directly or not."""
+    """The parts of a trainer know none: in `trainers/` only the classes that inherit from a trainer
+    import one, and the room's front door. A trainer class is one that inherits from TRL's trainer,
+    directly or not.
+    """
     classes: dict[str, str] = {}
     trees = {
         path: ast.parse(path.read_text(encoding="utf-8"))
@@ -166,8 +171,13 @@ def test_everything_above_the_line_imports_without_torch():
 
 
 def test_the_front_door_is_light():
-    """`import agentic_prompting` is lazy: it loads one module, its own, and otherwise what comes with Python."""
-    code = f"import sys; before = set(sys.modules); import {PACKAGE}; print(*(set(sys.modules) - before))"
+    """`import agentic_prompting` is lazy: it loads one module, its own, and otherwise what comes
+    with Python.
+    """
+    code = (
+        f"import sys; before = set(sys.modules); import {PACKAGE}; print(*(set(sys.modules) - "
+        "before))"
+    )
     loaded = set(python(code).split())
     assert {name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names} == {
         PACKAGE
@@ -175,7 +185,9 @@ def test_the_front_door_is_light():
 
 
 def test_every_export_is_there_and_typed():
-    """The table of lazy exports, the names themselves, and the block that type checkers read say the same."""
+    """The table of lazy exports, the names themselves, and the block that type checkers read say
+    the same.
+    """
     import agentic_prompting
 
     for name in agentic_prompting.__all__:

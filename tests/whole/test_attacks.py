@@ -1,4 +1,6 @@
-"""Attacks: a population of 100,000 prompts, secrets in a run's folder, one budget over many processes."""
+"""Attacks: a population of 100,000 prompts, secrets in a run's folder, one budget over many
+processes.
+"""
 
 import gzip
 import json
@@ -24,7 +26,7 @@ from support.servers import LoopbackServer
 
 ROOT = Path(__file__).parents[2]
 
-# --- a population of 100,000 prompts ----------------------------------------------------------------------------------
+# --- a population of 100,000 prompts --------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def test_the_report_of_100_000_prompts(grown, tmp_path):
     assert grown.best().principles[0] in json.dumps(block(page.read_text(), "lineage"))
 
 
-# --- secrets ----------------------------------------------------------------------------------------------------------
+# --- secrets --------------------------------------------------------------------------------------
 
 KEY = "sk-planted-0123456789abcdef"
 PASSWORD = "hunter2-planted-in-the-address"
@@ -86,9 +88,11 @@ def contents(path):
 def test_secrets_of_key_and_address_are_in_no_file_of_a_run(
     tiny_policy, tmp_path, monkeypatch, capfd
 ):
-    """The whole program with a key in the environment and another one in the endpoint's address: checkpoints,
-    training_args.bin, spending.sqlite, the model card, trajectories, all that an upload would take, and what is
-    printed. The endpoint fails now and then, with an error that quotes the key."""
+    """The whole program with a key in the environment and another one in the endpoint's address:
+    checkpoints, training_args.bin, spending.sqlite, the model card, trajectories, all that an
+    upload would take, and what is printed. The endpoint fails now and then, with an error that
+    quotes the key.
+    """
     from support.servers import Answer
 
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -158,7 +162,7 @@ def test_secrets_of_key_and_address_are_in_no_file_of_a_run(
         assert secret not in printed.out + printed.err
 
 
-# --- one budget over three processes of eight connections -------------------------------------------------------------
+# --- one budget over three processes of eight connections -----------------------------------------
 
 SPENDS = """
 import sys
@@ -216,11 +220,13 @@ def test_one_budget_over_three_processes(tmp_path):
         )
 
 
-# --- weights on servers of vLLM ---------------------------------------------------------------------------------------
+# --- weights on servers of vLLM -------------------------------------------------------------------
 
 
 class Loads:
-    """As much of a server as `vllm_sync="disk"` speaks to: it has the weights that it was told last."""
+    """As much of a server as `vllm_sync="disk"` speaks to: it has the weights that it was told
+    last.
+    """
 
     address = "http://stand-in"
     version = "default"
@@ -251,7 +257,9 @@ def pushes_to(server, name, monkeypatch):
 
 
 def test_two_trainers_on_one_server_do_not_sample_from_each_others_weights(monkeypatch):
-    """What a dead run has left, and a server that was started anew, are no hindrance; another trainer is named."""
+    """What a dead run has left, and a server that was started anew, are no hindrance; another
+    trainer is named.
+    """
     server = Loads()
     server.version = "run-18f00000000-7"
     first = pushes_to(server, "run-18f00000001", monkeypatch)

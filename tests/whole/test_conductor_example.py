@@ -1,4 +1,6 @@
-"""`examples/train_conductor.py` as a user runs it, with its configuration, a tiny model and servers on loopback."""
+"""`examples/train_conductor.py` as a user runs it, with its configuration, a tiny model and servers
+on loopback.
+"""
 
 import json
 import runpy

@@ -1,8 +1,10 @@
-"""The whole path as a user walks it: the demo's script against three servers, bad input, and real HotpotQA questions.
+"""The whole path as a user walks it: the demo's script against three servers, bad input, and real
+HotpotQA questions.
 
-Imports take most of the time of a short run. So one process imports what the script imports and forks a child for each
-run of `ask`; a child runs the script's file as `__main__` with its own arguments, environment and output. The demo
-itself is started as `make demo` starts it. All of it happens at once, in the fixture `runs`.
+Imports take most of the time of a short run. So one process imports what the script imports and
+forks a child for each run of `ask`; a child runs the script's file as `__main__` with its own
+arguments, environment and output. The demo itself is started as `make demo` starts it. All of it
+happens at once, in the fixture `runs`.
 """
 
 import importlib.util
@@ -88,9 +90,10 @@ class Run:
         return self
 
 
-# --- processes ----------------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
-# Imports once; then one child for each job: {"args": [...], "env": {...}, "output": path without suffix}.
+# Imports once; then one child for each job: {"args": [...], "env": {...}, "output": path without
+# suffix}.
 FORKER = """
 import json, os, runpy, sys, time
 import matplotlib.figure
@@ -226,13 +229,14 @@ def answers(url):
     return ask
 
 
-# --- what the runs need -------------------------------------------------------------------------------------------
+# --- what the runs need ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def served_policy(tiny_policy, tmp_path_factory):
-    """The tiny random model as a large LLM. Every second token ends its reply, but not before the fifth: the server
-    has no limit below 1,024 tokens of its own."""
+    """The tiny random model as a large LLM. Every second token ends its reply, but not before the
+    fifth: the server has no limit below 1,024 tokens of its own.
+    """
     folder = tmp_path_factory.mktemp("served")
     shutil.copytree(tiny_policy, folder, dirs_exist_ok=True)
     config = json.loads((folder / "generation_config.json").read_text())
@@ -368,7 +372,7 @@ def runs(asking_policy, served_policy, tiny_policy, tmp_path_factory):
         }
 
 
-# --- the demo -----------------------------------------------------------------------------------------------------
+# --- the demo -------------------------------------------------------------------------------------
 
 
 def test_the_demo_writes_what_it_says(runs):
@@ -476,13 +480,17 @@ def test_the_demo_against_a_server_that_is_not_ours(runs):
     assert run.summary["failed_rollouts"] == 0, [record["error"] for record in run.records]
 
 
-# --- bad input: one line that says what to do, before anything is trained -----------------------------------------
+# --- bad input: one line that says what to do, before anything is trained -------------------------
 
 SAID = {
-    "unknown_task": r"unknown task 'hotpot'; did you mean 'hotpotqa' or 'nq_hotpotqa'\? .*data list",
+    (
+        "unknown_task"
+    ): r"unknown task 'hotpot'; did you mean 'hotpotqa' or 'nq_hotpotqa'\? .*data list",
     "missing_file": r"hotpotqa: no such file: .*nowhere\.jsonl",
     "no_model": r"--environment_model NAME",
-    "wrong_key": r"the key was rejected: set OPENAI_API_KEY .*sandbox-oracle at http://127.*HTTP 401",
+    (
+        "wrong_key"
+    ): r"the key was rejected: set OPENAI_API_KEY .*sandbox-oracle at http://127.*HTTP 401",
     "unreachable": r"no connection .*is the server running, and is base_url right\? .*http://127",
     "unknown_model": r"unknown model 'gpt-5o' or wrong path: .*HTTP 404",
     "sandbox_unreachable": r"no connection .*is the server running",
@@ -508,12 +516,14 @@ def test_bad_input(runs, name):
     assert WRONG_KEY not in run.stdout + run.stderr
 
 
-# --- real questions -----------------------------------------------------------------------------------------------
+# --- real questions -------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not HOTPOT.is_file(), reason=f"the released HotpotQA rows are not at {HOTPOT}")
 def test_real_hotpotqa_rows_are_played_and_scored(asking_policy):
-    """The plumbing over 16 real rows: whatever the tiny policy makes of them, each ends and has numbers for scores."""
+    """The plumbing over 16 real rows: whatever the tiny policy makes of them, each ends and has
+    numbers for scores.
+    """
     rows = list(
         load_task("prompt_r1", split="test/hotpot", data_files=str(HOTPOT)).select(range(16))
     )
@@ -556,7 +566,9 @@ def test_the_released_instruction_can_be_used_verbatim(asking_policy):
 
 
 def test_a_failing_environment_is_seen_in_use(asking_policy):
-    """The same plumbing when the large LLM is down: failed rollouts with their cause, which nobody reads as a reply."""
+    """The same plumbing when the large LLM is down: failed rollouts with their cause, which nobody
+    reads as a reply.
+    """
     environment = LLMEnvironment(ScriptedChat([ServerFailed("down for maintenance", status=503)]))
     agent = PromptAgent.from_pretrained(asking_policy, environment)
     rollouts = agent.answer_all(["what is the language of Kenya ?"] * 8, progress=False)

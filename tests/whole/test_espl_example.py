@@ -1,4 +1,6 @@
-"""`examples/train_espl.py` and `examples/evolve_closed_model.py` as a user runs them, and their configurations."""
+"""`examples/train_espl.py` and `examples/evolve_closed_model.py` as a user runs them, and their
+configurations.
+"""
 
 import json
 import runpy

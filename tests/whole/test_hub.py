@@ -1,4 +1,7 @@
-"""What is saved and shared: the model card, what an upload holds, agents from the hub. No hub is reached."""
+"""What is saved and shared: the model card, what an upload holds, agents from the hub.
+
+No hub is reached.
+"""
 
 import json
 import pickle
@@ -81,7 +84,7 @@ def espl(policy, folder, rows, **changes):
     )
 
 
-# --- the card --------------------------------------------------------------------------------------------------------
+# --- the card -------------------------------------------------------------------------------------
 
 
 def test_the_card_of_the_sandboxs_policy_says_so(tiny_policy, rows, tmp_path):
@@ -205,12 +208,14 @@ def test_citations_are_those_of_the_repository():
             assert family in cff
 
 
-# --- to the hub ------------------------------------------------------------------------------------------------------
+# --- to the hub -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def hub(monkeypatch):
-    """In the place of huggingface_hub's upload: notes which files of the folder its patterns let through."""
+    """In the place of huggingface_hub's upload: notes which files of the folder its patterns let
+    through.
+    """
     commits = []
 
     def upload_folder(
@@ -348,7 +353,9 @@ def test_pushing_while_training_uploads_the_same(tiny_policy, rows, tmp_path, hu
 
 
 def test_of_the_evidence_nothing_is_uploaded(tiny_policy, rows, tmp_path, hub):
-    """What the reference LLM is at work on holds rows and rollouts: it belongs to a checkpoint, not to a model."""
+    """What the reference LLM is at work on holds rows and rollouts: it belongs to a checkpoint, not
+    to a model.
+    """
     trainer = espl(
         tiny_policy,
         tmp_path / "run",
@@ -393,7 +400,7 @@ def test_sharded_weights_and_chat_templates_are_uploaded(tiny_policy, tmp_path):
         assert list(filter_repo_objects([name], allow_patterns=list(PUBLISHED_FILES))) == [name]
 
 
-# --- from the hub ----------------------------------------------------------------------------------------------------
+# --- from the hub ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -478,7 +485,7 @@ def test_the_card_of_ones_own_environment_speaks_of_it(tiny_policy, rows, tmp_pa
     assert "--environment-model" not in used
 
 
-# --- what is not there -----------------------------------------------------------------------------------------------
+# --- what is not there ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

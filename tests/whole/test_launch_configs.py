@@ -1,4 +1,6 @@
-"""What examples/ launches with: accelerate takes the files for what they say, and the shell takes the job scripts."""
+"""What examples/ launches with: accelerate takes the files for what they say, and the shell takes
+the job scripts.
+"""
 
 import subprocess
 from pathlib import Path
@@ -50,7 +52,9 @@ def test_job_scripts(path):
 
 @pytest.mark.parametrize(("processes", "batch", "passes"), [(8, 640, 4), (6, 720, 5), (16, 640, 2)])
 def test_batches_of_the_job_scripts_fit(tmp_path, monkeypatch, processes, batch, passes):
-    """The paper's groups of five, two rollouts a GPU and pass, on the processes that the scripts start."""
+    """The paper's groups of five, two rollouts a GPU and pass, on the processes that the scripts
+    start.
+    """
     from agentic_prompting import PromptR1Config
 
     monkeypatch.setattr(PromptR1Config, "world_size", processes)
@@ -68,7 +72,9 @@ def test_batches_of_the_job_scripts_fit(tmp_path, monkeypatch, processes, batch,
 
 
 def test_a_context_of_ones_own_is_kept_beside_the_models(tmp_path):
-    """Table 6's 8,192 tokens of prompt and response together; what the model can read counts where it is less."""
+    """Table 6's 8,192 tokens of prompt and response together; what the model can read counts where
+    it is less.
+    """
     from agentic_prompting import MultiTurnGRPOConfig, PromptR1Config
 
     quiet = {"use_cpu": True, "bf16": False}

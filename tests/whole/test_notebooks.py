@@ -1,6 +1,8 @@
-"""The notebooks in `examples/`: they run from top to bottom, show what their files show, and their files are clean.
+"""The notebooks in `examples/`: they run from top to bottom, show what their files show, and their
+files are clean.
 
-Each is run by nbclient in a folder of its own, in the kernel of the environment that runs the tests, without a key.
+Each is run by nbclient in a folder of its own, in the kernel of the environment that runs the
+tests, without a key.
 """
 
 import ast
@@ -22,9 +24,12 @@ SECONDS = (
 )
 MAX_BYTES = 1_000_000
 
-# What each is there to show, as code that is run after its last cell. Also: these are all there are.
+# What each is there to show, as code that is run after its last cell. Also: these are all there
+# are.
 STORIES = {
-    "01_prompt_r1": "right = lambda all: sum(exact_match(one.answer or '', one.row['answers']) for one in all)\n"
+    (
+        "01_prompt_r1"
+    ): "right = lambda all: sum(exact_match(one.answer or '', one.row['answers']) for one in all)\n"
     "assert right(after) > right(before), 'training did not help'\n"
     "assert rollout.answer, 'the question at the end was not answered'",
     "02_espl": "first, best = await held_out(root), await held_out(result.best)\n"
@@ -33,7 +38,9 @@ STORIES = {
     "03_prorefine": "plain, verified = estimates['no refinement'], estimates['verifier']\n"
     "assert verified.low > plain.high, 'refining did not help'\n"
     "assert drafted_passes < plain_passes, 'drafting saved nothing'",
-    "04_your_own_environment_and_reward": "assert scores['after'].low > scores['before'].high, 'no better'\n"
+    (
+        "04_your_own_environment_and_reward"
+    ): "assert scores['after'].low > scores['before'].high, 'no better'\n"
     "assert failed and all(set(one['rewards'].values()) == {None} for one in failed)\n"
     "assert unscored['forgetful'] and not unscored['right_and_frugal']",
     "05_agent_program": "assert last.low > first.high, 'training did not help'\n"
@@ -60,7 +67,9 @@ def code_cells(notebook):
 
 
 def kinds_shown(cell):
-    """What a reader sees under a cell: text, pictures, Markdown; progress bars and warnings do not count."""
+    """What a reader sees under a cell: text, pictures, Markdown; progress bars and warnings do not
+    count.
+    """
     kinds = set()
     for output in cell.outputs:
         data = output.get("data", {})
@@ -89,7 +98,9 @@ def test_these_are_all_notebooks():
 
 
 def quick(cell):
-    """Two steps where there are some dozens: reinforcement learning, not the warm starts, of hundreds, before it."""
+    """Two steps where there are some dozens: reinforcement learning, not the warm starts, of
+    hundreds, before it.
+    """
     cell.source = re.sub(r'(max_steps"?[=:] ?)\d\d\b', r"\g<1>2", cell.source)
 
 

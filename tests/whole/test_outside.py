@@ -1,4 +1,6 @@
-"""A trained agent without this library: `merge`, and the example that needs the form's file and a model alone."""
+"""A trained agent without this library: `merge`, and the example that needs the form's file and a
+model alone.
+"""
 
 import json
 import runpy

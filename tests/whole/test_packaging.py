@@ -1,4 +1,6 @@
-"""The package as somebody else gets it: wheel and sdist, installed into an empty environment; its declared ranges."""
+"""The package as somebody else gets it: wheel and sdist, installed into an empty environment; its
+declared ranges.
+"""
 
 import os
 import re
@@ -33,7 +35,7 @@ def ran(*command, **options):
     return done.stdout
 
 
-# --- what is declared ------------------------------------------------------------------------------------------------
+# --- what is declared -----------------------------------------------------------------------------
 
 
 def test_one_version_everywhere():
@@ -104,7 +106,9 @@ def test_vllms_environment_has_the_versions_that_the_tests_run_with():
 
 
 def test_the_set_for_gpus_is_whole():
-    """It pins vLLM, DeepSpeed and every runtime dependency within our ranges, with what TRL talks to."""
+    """It pins vLLM, DeepSpeed and every runtime dependency within our ranges, with what TRL talks
+    to.
+    """
     lines = (ROOT / "constraints-gpu.txt").read_text(encoding="utf-8").splitlines()
     pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     pinned = {_name(name): version for name, version in pinned.items()}
@@ -118,7 +122,7 @@ def _name(project):
     return re.sub(r"[-_.]+", "-", project).lower()
 
 
-# --- what is built ---------------------------------------------------------------------------------------------------
+# --- what is built --------------------------------------------------------------------------------
 
 
 def beside():
@@ -130,7 +134,9 @@ def beside():
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Folder with wheel and sdist, built from a copy of what git would give: no build folder is left in the tree."""
+    """Folder with wheel and sdist, built from a copy of what git would give: no build folder is
+    left in the tree.
+    """
     pytest.importorskip("build", reason="the extra [test] is not installed")
     copy = tmp_path_factory.mktemp("copy")
     out = tmp_path_factory.mktemp("dist")
@@ -256,8 +262,11 @@ def _belongs(path):
 
 @pytest.fixture(scope="module")
 def installed(built, tmp_path_factory):
-    """The python of an empty environment with the wheel in it. Its dependencies are this environment's, by a .pth file:
-    installing those is what `make test-min` and every clean clone try."""
+    """The python of an empty environment with the wheel in it.
+
+    Its dependencies are this environment's, by a .pth file: installing those is what `make
+    test-min` and every clean clone try.
+    """
     folder = tmp_path_factory.mktemp("empty") / "venv"
     ran(sys.executable, "-m", "venv", "--without-pip", folder)
     python = folder / "bin" / "python"
@@ -303,8 +312,8 @@ def test_installed_into_an_empty_environment(installed, tmp_path):
     told = ran(command, "--help", cwd=tmp_path, env=clean())
     assert all(name in told for name in ("report", "serve", "evaluate", "refine"))
     page = (
-        "from agentic_prompting.report.page import render_page;"
-        "from agentic_prompting.evolution import Population, SystemPrompt; assert 'showLineage' in render_page('t', '')"
+        "from agentic_prompting.report.page import render_page;from agentic_prompting.evolution "
+        "import Population, SystemPrompt; assert 'showLineage' in render_page('t', '')"
     )
     ran(installed, "-c", page, cwd=tmp_path, env=clean())
 
@@ -332,10 +341,13 @@ def test_a_table_is_filled_and_reported_without_a_clone(installed, tmp_path):
 
 @pytest.mark.slow
 def test_the_installed_front_door_is_light(installed, tmp_path):
-    """No torch, no trl; under 0.3 s of processor time (a busy machine says nothing about the package)."""
+    """No torch, no trl; under 0.3 s of processor time (a busy machine says nothing about the
+    package).
+    """
     code = (
-        "import sys, time; s = time.process_time(); import agentic_prompting; t = time.process_time() - s;"
-        "print(t, *({'torch', 'trl', 'transformers', 'openai', 'datasets'} & set(sys.modules)))"
+        "import sys, time; s = time.process_time(); import agentic_prompting; t = "
+        "time.process_time() - s;print(t, *({'torch', 'trl', 'transformers', 'openai', 'datasets'} "
+        "& set(sys.modules)))"
     )
     runs = [ran(installed, "-c", code, cwd=tmp_path, env=clean()).split() for _ in range(3)]
     assert all(len(run) == 1 for run in runs), f"loaded by the bare import: {runs[0][1:]}"

@@ -1,4 +1,6 @@
-"""A program that does what an environment does makes the same rollouts, token for token, with the same seeds."""
+"""A program that does what an environment does makes the same rollouts, token for token, with the
+same seeds.
+"""
 
 from agentic_prompting import LLMEnvironment, Program, PromptAgent
 from agentic_prompting.rollout import FreeText

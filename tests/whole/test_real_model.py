@@ -1,7 +1,9 @@
-"""Every front door once with a real language model, SmolLM2-135M-Instruct, on a CPU: `make test-real`.
+"""Every front door once with a real language model, SmolLM2-135M-Instruct, on a CPU: `make
+test-real`.
 
-Skipped with the reason where its package is not installed. The tests show that nothing breaks on a real vocabulary, a
-real chat template and real text; what the model learns is measured by `make real` and by benchmarks.
+Skipped with the reason where its package is not installed. The tests show that nothing breaks on a
+real vocabulary, a real chat template and real text; what the model learns is measured by `make
+real` and by benchmarks.
 """
 
 import json
@@ -84,7 +86,9 @@ def tokenizer(folder):
 
 
 def settings(folder, **changes):
-    """Arguments of two steps: autocast to bfloat16, except where it is emulated and a hundred times as slow."""
+    """Arguments of two steps: autocast to bfloat16, except where it is emulated and a hundred times
+    as slow.
+    """
     return {
         "output_dir": str(folder),
         "max_steps": 2,
@@ -129,7 +133,8 @@ def train(trainer):
     assert all(value.isfinite().all() for value in after.values())
     steps = [entry for entry in trainer.state.log_history if "reward" in entry]
     assert len(steps) == 2 and all(entry["rollout/failed"] == 0 for entry in steps)
-    # The sampler and the trainer agree on what the sampled tokens' probabilities are, as far as bfloat16 goes.
+    # The sampler and the trainer agree on what the sampled tokens' probabilities are, as far as
+    # bfloat16 goes.
     differences = [entry.get("sampling/logp_difference/mean", 0.0) for entry in steps]
     assert max(differences) < 0.1
     return trainer
@@ -322,7 +327,7 @@ def test_serve(model, tokenizer):
     assert reply.usage.completion_tokens > 0
 
 
-# --- out of the library again ------------------------------------------------------------------------------------------
+# --- out of the library again ---------------------------------------------------------------------
 
 REPLY = "The mayor of Fenmere is Berit Dorvale."
 QUESTION = "Who is the mayor of Fenmere?"

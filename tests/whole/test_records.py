@@ -1,4 +1,6 @@
-"""Records on disk: whatever a kill leaves of the last one, all before it are read, and the file grows on."""
+"""Records on disk: whatever a kill leaves of the last one, all before it are read, and the file
+grows on.
+"""
 
 import logging
 

@@ -1,4 +1,6 @@
-"""`examples/refine.py` as a user runs it: in the sandbox, and against a real endpoint on the loopback interface."""
+"""`examples/refine.py` as a user runs it: in the sandbox, and against a real endpoint on the
+loopback interface.
+"""
 
 import json
 import runpy

@@ -1,4 +1,6 @@
-"""A second run of every kind beside a first, whose lock stands for it: refused in one line, and no file is another."""
+"""A second run of every kind beside a first, whose lock stands for it: refused in one line, and no
+file is another.
+"""
 
 import json
 import re
@@ -22,7 +24,9 @@ def test_a_second_start_changes_no_file(tmp_path, second):
 
 @pytest.mark.parametrize("kind", [evolve, evaluate, refine], ids=lambda one: one.__name__)
 def test_two_real_starts_at_once(tmp_path, kind):
-    """Of runs that begin together, from a barrier, one writes; the folder is free again when it ended."""
+    """Of runs that begin together, from a barrier, one writes; the folder is free again when it
+    ended.
+    """
     barrier = threading.Barrier(4)
     ended = []
     alone, together = (tmp_path / name for name in ("alone", "together"))

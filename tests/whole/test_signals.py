@@ -1,4 +1,6 @@
-"""SIGINT and SIGTERM at random moments, with requests open: the exit code, a line or two, nobody left, resumable."""
+"""SIGINT and SIGTERM at random moments, with requests open: the exit code, a line or two, nobody
+left, resumable.
+"""
 
 import json
 import shutil
@@ -271,7 +273,9 @@ def test_a_second_signal_meets_no_import(tmp_path):
 
 
 def demo(policy, folder, number, moment):
-    """The sandbox's training, with its policy in place; killed at a moment of its steps, and gone on with."""
+    """The sandbox's training, with its policy in place; killed at a moment of its steps, and gone
+    on with.
+    """
     shutil.copytree(policy, folder / "warm_start")
     words = [
         "demo",

@@ -1,4 +1,6 @@
-"""What counts as a change of a user's code: its file, but neither comments nor the library's own code."""
+"""What counts as a change of a user's code: its file, but neither comments nor the library's own
+code.
+"""
 
 import sys
 from functools import partial, wraps
@@ -10,7 +12,10 @@ from agentic_prompting.records import digest
 from agentic_prompting.rewards import exact_match
 from agentic_prompting.versions import code_version, file_version, weights_version
 
-SCORE = "def score(answer, answers):\n    return helper(answer)\n\n\ndef helper(answer):\n    return 1.0\n"
+SCORE = (
+    "def score(answer, answers):\n    return helper(answer)\n\n\ndef helper(answer):\n    return "
+    "1.0\n"
+)
 
 
 @pytest.fixture
@@ -93,7 +98,9 @@ def test_files_beside_it_that_it_imports_count(tmp_path):
 
 
 def test_code_whose_file_is_no_python_has_no_version(tmp_path, monkeypatch):
-    """A page whose code is run, or a script that was replaced while it runs: identifying code ends no run."""
+    """A page whose code is run, or a script that was replaced while it runs: identifying code ends
+    no run.
+    """
     page = tmp_path / "page.md"
     page.write_text("An environment answers the agent's requests.\n")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(page), raising=False)

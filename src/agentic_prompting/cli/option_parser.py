@@ -1,4 +1,6 @@
-"""The parser of commands whose options are the fields of dataclasses, as in the scripts of TRL and transformers."""
+"""The parser of commands whose options are the fields of dataclasses, as in the scripts of TRL and
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,16 @@ _TRUTH_VALUES = ("true", "false", "yes", "no", "t", "f", "y", "n", "1", "0")
 
 
 class OptionParser(HfArgumentParser):
-    """transformers' parser of dataclasses. A mistake is a `ValueError` of one line instead of an exit.
+    """transformers' parser of dataclasses.
+
+    A mistake is a `ValueError` of one line instead of an exit.
 
     Args:
         command (`str`): The command's name.
         settings (`Sequence[type]`): The dataclasses whose fields are the options.
         description (`str`, *optional*): What the command does, for its help.
-        words (`str`, *optional*): The words that are not options, such as `RUN QUESTION`, for its help.
+        words (`str`, *optional*): The words that are not options, such as `RUN QUESTION`, for its
+            help.
     """
 
     def __init__(
@@ -65,18 +70,21 @@ class OptionParser(HfArgumentParser):
         )
 
     def set_config(self, values: Mapping[str, Any], file: str) -> list[str]:
-        """Take the options of a YAML file as TRL's parser does, with the checks of the command line.
+        """Take the options of a YAML file as TRL's parser does, with the checks of the command
+        line.
 
         Args:
-            values (`Mapping[str, Any]`): The content of the file. `env` holds environment variables to set.
+            values (`Mapping[str, Any]`): The content of the file. `env` holds environment variables
+                to set.
             file (`str`): Its name, for errors.
 
         Returns:
-            `list[str]`: Words that stand in front of those of the command line. Values that have no form as words,
-            such as mappings, are set as defaults.
+            `list[str]`: Words that stand in front of those of the command line. Values that have no
+            form as words, such as mappings, are set as defaults.
 
         Raises:
-            `ValueError`: An option does not exist, or is given a mapping or a list and takes neither.
+            `ValueError`: An option does not exist, or is given a mapping or a list and takes
+            neither.
         """
         words: list[str] = []
         for name, value in values.items():
@@ -89,7 +97,10 @@ class OptionParser(HfArgumentParser):
         return words
 
     def _take_value(self, name: str, value: Any, file: str) -> list[str]:
-        """The words of an option and its value from a YAML file. A value without words is set as the default."""
+        """The words of an option and its value from a YAML file.
+
+        A value without words is set as the default.
+        """
         option = f"--{name}"
         action = self._option_string_actions[option]
         takes_list = action.nargs == "+"
@@ -115,7 +126,10 @@ class OptionParser(HfArgumentParser):
                 action.help = SUPPRESS
 
     def check_names(self, arguments: Sequence[str]) -> None:
-        """Raise `ValueError` for an option that does not exist, with the nearest one. Comes before values are read."""
+        """Raise `ValueError` for an option that does not exist, with the nearest one.
+
+        Comes before values are read.
+        """
         for word in arguments:
             # An option and its value may be one word, `--name=value`.
             name = word.partition("=")[0].removeprefix("--")
@@ -137,7 +151,9 @@ class OptionParser(HfArgumentParser):
         return f"{dashes}{name} is not an option of {self.prog}{suggestion}"
 
     def _with_values_of_switches(self, arguments: Sequence[str]) -> list[str]:
-        """Write `--json` as `--json=true`: argparse would read the next word, such as a folder, as its value."""
+        """Write `--json` as `--json=true`: argparse would read the next word, such as a folder, as
+        its value.
+        """
         words = []
         for position, word in enumerate(arguments):
             action = self._option_string_actions.get(word)

@@ -1,7 +1,7 @@
 """Options that several commands share: models, rows, a recording, a budget, traces.
 
-An option is a field of a dataclass with its help. A command's own options are in its file. This module imports no large
-package by itself: `--help` has to stay quick.
+An option is a field of a dataclass with its help. A command's own options are in its file. This
+module imports no large package by itself: `--help` has to stay quick.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ REFERENCE_OPTIONS = ("reference_model", "reference_base_url", "reference_client"
 def given_options(options: Any) -> list[str]:
     """The names of the options of a dataclass that differ from their defaults.
 
-    An empty text or list, with which an option of a YAML file can be taken back, is not one of them.
+    An empty text or list, with which an option of a YAML file can be taken back, is not one of
+    them.
     """
     names = []
     for option_field in fields(options):
@@ -96,7 +97,9 @@ def refuse_options(options: Any, names: Collection[str], reason: str) -> None:
 
 
 def refuse_all_but(options: Any, names: Collection[str], reason: str) -> None:
-    """Raise `ValueError` if an option is given that is not one of those that the command reads in the mode in use."""
+    """Raise `ValueError` if an option is given that is not one of those that the command reads in
+    the mode in use.
+    """
     refuse_options(options, [name for name in given_options(options) if name not in names], reason)
 
 
@@ -106,10 +109,12 @@ def client_help(model: str) -> str:
 
 
 def read_client_settings(text: str | None, name: str, with_key: bool = True) -> dict[str, Any]:
-    """Arguments of [`OpenAIChat`] from an option such as `concurrency=8,rate=60,price=0.15/0.6,key=MY_KEY`.
+    """Arguments of [`OpenAIChat`] from an option such as
+    `concurrency=8,rate=60,price=0.15/0.6,key=MY_KEY`.
 
-    `concurrency` is the number of calls in flight, `rate` that of requests per minute, `price` US dollars per million
-    tokens read and written, and `key` the environment variable that holds the key.
+    `concurrency` is the number of calls in flight, `rate` that of requests per minute, `price` US
+    dollars per million tokens read and written, and `key` the environment variable that holds the
+    key.
 
     Args:
         text (`str`, *optional*): The option's value.
@@ -117,7 +122,8 @@ def read_client_settings(text: str | None, name: str, with_key: bool = True) -> 
         with_key (`bool`, *optional*, defaults to `True`): Whether the key is read, too.
 
     Raises:
-        `ValueError`: A setting does not exist, or its value is wrong. The message never shows a value of `key`.
+        `ValueError`: A setting does not exist, or its value is wrong. The message never shows a
+        value of `key`.
     """
     settings: dict[str, Any] = {}
     for pair in (text or "").split(","):
@@ -153,7 +159,9 @@ _CLIENT_SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
         "US dollars per million tokens read and written, such as price=0.15/0.6",
     ),
 }
-"""By setting: the argument of [`OpenAIChat`], the function that reads its value, and what is expected."""
+"""By setting: the argument of [`OpenAIChat`], the function that reads its value, and what is
+expected.
+"""
 
 
 def _read_key(variable: str, name: str) -> str:
@@ -223,7 +231,9 @@ class Recording:
         return stack.enter_context(client)
 
     def _command_role(self, role: str, client: OpenAIChat) -> CommandRole:
-        """The role's name and options for errors of its client, and an address that may have been forgotten."""
+        """The role's name and options for errors of its client, and an address that may have been
+        forgotten.
+        """
         from ..llm.endpoint_check import CommandRole
 
         name = f"the {_ROLE_NAMES.get(role, role)}"
@@ -247,7 +257,9 @@ class Recording:
         return CommandRole(name, advice)
 
     def connect_role(self, stack: ExitStack, role: str) -> OpenAIChat:
-        """The client of a role, whose model and address are the options `ROLE_model` and `ROLE_base_url`."""
+        """The client of a role, whose model and address are the options `ROLE_model` and
+        `ROLE_base_url`.
+        """
         model = getattr(self, f"{role}_model")
         return self.connect(stack, model, getattr(self, f"{role}_base_url"), role)
 
@@ -260,7 +272,8 @@ class Spending:
         "The most that all models together may spend, in US dollars; the run stops there."
     )
     budget_tokens: int | None = option(
-        "The most tokens that all models together may read and write, even if the price is not known."
+        "The most tokens that all models together may read and write, even if the price is not "
+        "known."
     )
 
     def budget(self, account: Path | None = None) -> Budget:
@@ -280,7 +293,10 @@ class Tracing:
     trace_content: bool = option("Put prompts, replies and arguments into the spans, too.", False)
 
     def start_tracing(self) -> None:
-        """Send spans from now on, if `--traces` is set. Raises `ValueError` if the extra is missing."""
+        """Send spans from now on, if `--traces` is set.
+
+        Raises `ValueError` if the extra is missing.
+        """
         if self.trace_content and not self.traces:
             raise ValueError("--trace-content needs --traces")
         # The packages of OpenTelemetry are an extra.
@@ -332,7 +348,8 @@ class LargeLLM(EnvironmentModel, Spending):
 
     sandbox: bool = option("The sandbox's oracle is the large LLM: no key, no network.", False)
     environment: str | None = option(
-        "Your own environment or agent program instead of a large LLM: module:name, or file.py:name.",
+        "Your own environment or agent program instead of a large LLM: module:name, or "
+        "file.py:name.",
         None,
         "--program",
     )
@@ -347,8 +364,9 @@ class LargeLLM(EnvironmentModel, Spending):
         ]
         if choices.count(True) != 1:
             raise ValueError(
-                "name the large LLM with --environment-model NAME, or say --sandbox, or name an environment of your "
-                "own with --environment MODULE:NAME, an agent program with --program MODULE:NAME"
+                "name the large LLM with --environment-model NAME, or say --sandbox, or name an "
+                "environment of your own with --environment MODULE:NAME, an agent program with "
+                "--program MODULE:NAME"
             )
         # Options that say how the large LLM is called.
         if self.environment is not None:
@@ -389,7 +407,9 @@ class LargeLLM(EnvironmentModel, Spending):
         return environment
 
     def start_endpoint(self, stack: ExitStack) -> tuple[str | None, str | None]:
-        """Name and address of the large LLM; in the sandbox the oracle's, which runs until the stack is closed."""
+        """Name and address of the large LLM; in the sandbox the oracle's, which runs until the
+        stack is closed.
+        """
         if not self.sandbox:
             return self.environment_model, self.environment_base_url
         # The oracle answers over HTTP, as a real endpoint does.
@@ -422,8 +442,8 @@ class AskedAgent(LargeLLM, Tracing):
 
     run: Path | None = option("The trained agent's folder, the same as the argument RUN.")
     columns: str | None = option(
-        "Other names of a row's fields, for --program or --environment: question=q,context=c. Those of training need "
-        "not be named again."
+        "Other names of a row's fields, for --program or --environment: question=q,context=c. "
+        "Those of training need not be named again."
     )
 
     def check_environment(self) -> None:
@@ -432,8 +452,8 @@ class AskedAgent(LargeLLM, Tracing):
             refuse_options(
                 self,
                 ("columns", "row"),
-                "only an agent program or an environment of your own reads fields of a row; name it with --program "
-                "or --environment",
+                "only an agent program or an environment of your own reads fields of a row; name "
+                "it with --program or --environment",
             )
         read_columns(self.columns)
 
@@ -491,7 +511,9 @@ class TaskRows:
         return join_columns(rows, read_own_rows(self.dataset, self.column_names()))
 
     def add_trained_columns(self, run: str | Path) -> None:
-        """Take the columns of `--dataset` from the training of an agent, where `--columns` does not name them."""
+        """Take the columns of `--dataset` from the training of an agent, where `--columns` does not
+        name them.
+        """
         trained_columns = read_trained_columns(run) if self.dataset else {}
         if not trained_columns:
             return
@@ -533,7 +555,9 @@ class TaskRows:
         return {}
 
     def _load_rows(self, task: str, n: int | None, seed: int) -> Dataset:
-        """The rows before any are held out: loaded once, because loading warns of those that it drops."""
+        """The rows before any are held out: loaded once, because loading warns of those that it
+        drops.
+        """
         self.check_rows()
         key = (self.dataset or task, self.task_split, n, seed, self.data_files, self.columns)
         if key not in self._loaded_rows:
@@ -588,7 +612,8 @@ class HeldOutRows(TaskRows):
         if self.held_out is not None:
             if self.eval_task is not None:
                 raise ValueError(
-                    "--held-out and --eval-task both name the evaluation rows: leave one of them out"
+                    "--held-out and --eval-task both name the evaluation rows: leave one of them "
+                    "out"
                 )
             return self.load_held_out_share(task, seed)
 
@@ -606,7 +631,10 @@ class HeldOutRows(TaskRows):
         return self.column_names() if self.dataset else {}
 
     def load_eval_set(self, name: str, seed: int) -> Dataset:
-        """The rows of one evaluation set. A task is named with its split (by default `test`), while a file has none."""
+        """The rows of one evaluation set.
+
+        A task is named with its split (by default `test`), while a file has none.
+        """
         from ..data import is_user_data, load_task
 
         if is_user_data(name):

@@ -17,14 +17,15 @@ INTERRUPTED = 130
 
 
 def run_script(main: Callable[[], T]) -> T:
-    """Run a program's `main` and return its result: no traceback for errors that the user can correct.
+    """Run a program's `main` and return its result: no traceback for errors that the user can
+    correct.
 
     Args:
         main (`Callable`): Called without arguments.
 
     Raises:
-        `SystemExit`: With status 2 after a line about a bad option, value, file or part of your own; with 1 after a
-            line about an endpoint; with 130 after Ctrl-C.
+        `SystemExit`: With status 2 after a line about a bad option, value, file or part of your
+            own; with 1 after a line about an endpoint; with 130 after Ctrl-C.
     """
     # They tell developers of these libraries about renamed arguments, and users nothing.
     if not sys.warnoptions:

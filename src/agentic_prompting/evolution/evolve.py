@@ -161,9 +161,9 @@ class EvolveResult:
         reason_texts = [f"{name} {count}" for name, count in [*attempts.items(), *counts.items()]]
         proposed_nothing = f"; {no_change} more proposed no change" if no_change else ""
         return (
-            f"{count_in_words(sum(attempts.values()), 'attempt')} of the reference LLM had no usable "
-            f"edit ({', '.join(reason_texts)}){proposed_nothing}; take a more capable one, or raise "
-            "max_words"
+            f"{count_in_words(sum(attempts.values()), 'attempt')} of the reference LLM had no "
+            f"usable edit ({', '.join(reason_texts)}){proposed_nothing}; take a more capable one, "
+            "or raise max_words"
         )
 
 
@@ -487,7 +487,8 @@ class EvolveRun:
 
         # Read and check the rows.
         self.rows = read_problems(rows, "rows")
-        # Sorted, because a resumed run may get them in another order, and scores are saved by place.
+        # Sorted, because a resumed run may get them in another order, and scores are saved by
+        # place.
         self.eval_rows = sorted(
             read_problems(eval_rows or (), "eval_rows"),
             key=lambda row: (question_of(row), truth_of(row)),

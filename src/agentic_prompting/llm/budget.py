@@ -134,8 +134,8 @@ class Limit:
             )
         if self.tokens is not None and spent.tokens >= self.tokens:
             raise BudgetExceeded(
-                f"{spent.tokens:,} of the budget of {self.tokens:,} tokens are spent{spender}: raise "
-                "budget_tokens",
+                f"{spent.tokens:,} of the budget of {self.tokens:,} tokens are spent{spender}: "
+                "raise budget_tokens",
                 attempts=0,
             )
 
@@ -296,9 +296,9 @@ class Budget(SharedFile):
         """Log a warning if there is a limit, and nothing has been charged to this budget."""
         if self.limit and not self._accounts:
             logger.warning(
-                "the budget limits nothing: what this run calls books no spending. An OpenAIChat in the attribute "
-                "`chat`, `model` or `models` of an environment is charged; for what you call in another way, set "
-                "a limit at its provider"
+                "the budget limits nothing: what this run calls books no spending. An OpenAIChat "
+                "in the attribute `chat`, `model` or `models` of an environment is charged; for "
+                "what you call in another way, set a limit at its provider"
             )
 
     def by_account(self) -> dict[str, Usage]:

@@ -128,8 +128,10 @@ class RefineSettings:
             )
 
     def role_sampling(self, role: Role) -> dict[str, Any]:
-        """Return the sampling arguments of a role. `None` removes a default, because some models
-        refuse it."""
+        """Return the sampling arguments of a role.
+
+        `None` removes a default, because some models refuse it.
+        """
         # The user's arguments override the defaults of the role.
         sampling = self.sampling or {}
         merged = {**GREEDY[role], **sampling.get(role, {})}

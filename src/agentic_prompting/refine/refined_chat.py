@@ -46,8 +46,10 @@ class RefinedChat:
         session: str | None = None,
         **sampling: Any,
     ) -> Reply:
-        """See [`ChatModel`]. `max_tokens` limits the answer; other sampling arguments go to the
-        task model."""
+        """See [`ChatModel`].
+
+        `max_tokens` limits the answer; other sampling arguments go to the task model.
+        """
         # The caller's limit is for the answer, not for the other roles.
         max_tokens = sampling.pop("max_tokens", None)
         if max_tokens is None:

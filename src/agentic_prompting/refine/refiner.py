@@ -297,9 +297,10 @@ class ProRefiner(RefineSettings):
             unread_count = verdicts.count("none")
             if unread_count:
                 logger.warning(
-                    f"{unread_count} of {len(verdicts)} verdicts on a first answer could not be read "
-                    "(no <ACCURACY> tags), so these answers were refined as wrong ones are: use a model "
-                    "that follows its instructions (prompts.verifier_role), or raise its max_tokens"
+                    f"{unread_count} of {len(verdicts)} verdicts on a first answer could not be "
+                    "read (no <ACCURACY> tags), so these answers were refined as wrong ones are: "
+                    "use a model that follows its instructions (prompts.verifier_role), or raise "
+                    "its max_tokens"
                 )
 
     def _warn_of_missing_tags(self, results: Sequence[RefinementResult]) -> None:

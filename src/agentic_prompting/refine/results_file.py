@@ -47,9 +47,9 @@ class ResultsFile:
                 )
             if record.get("version", version) != version and version is not None:
                 raise ValueError(
-                    f"{path} holds results of before the code of a function, the weights of a local "
-                    "model or the sampling of a client was changed: give another file as output, or "
-                    "undo the change"
+                    f"{path} holds results of before the code of a function, the weights of a "
+                    "local model or the sampling of a client was changed: give another file as "
+                    "output, or undo the change"
                 )
             # If several results have the same key, the first one counts.
             result = RefinementResult.from_dict(record)

@@ -17,8 +17,9 @@ VERIFIER_SECONDS = 600.0
 """The time limit, for one answer, of a verifier that is not a model."""
 
 VerifierFunction = Callable[[Query, str], "bool | Awaitable[bool | None] | None"]
-"""A verifier that is not a model. Gets the query and the answer; returns `True` (right), `False`
-(wrong) or `None` (no verdict).
+"""A verifier that is not a model.
+
+Gets the query and the answer; returns `True` (right), `False` (wrong) or `None` (no verdict).
 
 Plain functions share one thread in each process, so they need not be thread-safe; an `async` one
 runs on the event loop. An exception is a failure of the verifier and does not end the run; so is an

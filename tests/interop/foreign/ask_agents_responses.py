@@ -1,4 +1,7 @@
-"""An agent of the OpenAI Agents SDK, by Responses, which it speaks by default. Run where the package is."""
+"""An agent of the OpenAI Agents SDK, by Responses, which it speaks by default.
+
+Run where the package is.
+"""
 
 import sys
 

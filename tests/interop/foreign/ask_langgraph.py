@@ -1,4 +1,7 @@
-"""A graph of LangGraph: a node that asks the model, a node that runs its tools. Run where the package is."""
+"""A graph of LangGraph: a node that asks the model, a node that runs its tools.
+
+Run where the package is.
+"""
 
 import sys
 

@@ -1,5 +1,7 @@
-"""A tool is called and its result read through the clients of Anthropic and of Google, which know address and key from
-their environment; streamed first, then whole. Prints both answers, and whether both count the same tokens."""
+"""A tool is called and its result read through the clients of Anthropic and of Google, which know
+address and key from their environment; streamed first, then whole. Prints both answers, and whether
+both count the same tokens.
+"""
 
 import os
 

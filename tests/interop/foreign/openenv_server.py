@@ -1,4 +1,7 @@
-"""A guessing game as an OpenEnv environment, served by the package's own server; prints its port. Run where it is."""
+"""A guessing game as an OpenEnv environment, served by the package's own server; prints its port.
+
+Run where it is.
+"""
 
 import os
 import socket

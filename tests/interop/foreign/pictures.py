@@ -1,4 +1,7 @@
-"""A task set of `verifiers` with a field of its own, which may show an image. Imported where the package is."""
+"""A task set of `verifiers` with a field of its own, which may show an image.
+
+Imported where the package is.
+"""
 
 import verifiers.v1 as vf
 from capitals import Capital, Row

@@ -1,4 +1,5 @@
-"""Groups that are carried over to later steps: who is waited for, what is learnt from, what a killed run finds again.
+"""Groups that are carried over to later steps: who is waited for, what is learnt from, what a
+killed run finds again.
 
 Several processes are in test_distributed.py.
 """
@@ -62,11 +63,13 @@ def log_of(trainer):
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
-# --- who is waited for ------------------------------------------------------------------------------------------------
+# --- who is waited for ----------------------------------------------------------------------------
 
 
 def test_a_step_does_not_wait_for_a_straggler(tiny_policy, rows, tmp_path, steps):
-    """A reply that comes only when two steps have passed: it holds up nobody before its group is due, and is used."""
+    """A reply that comes only when two steps have passed: it holds up nobody before its group is
+    due, and is used.
+    """
     free = threading.Event()
 
     class Slow(Counts):
@@ -97,7 +100,9 @@ def test_a_step_does_not_wait_for_a_straggler(tiny_policy, rows, tmp_path, steps
 
 
 def test_no_group_is_older_than_the_limit_when_it_is_used(tiny_policy, rows, tmp_path, steps):
-    """Two steps' worth of slow groups of the same age: a step can use half of them, so one has to begin earlier."""
+    """Two steps' worth of slow groups of the same age: a step can use half of them, so one has to
+    begin earlier.
+    """
     free = threading.Event()
 
     class Slow(Counts):
@@ -135,7 +140,10 @@ def test_rows_come_in_the_order_in_which_trl_deals_them_out(tiny_policy, rows, t
 
 
 def test_replies_are_shared_by_the_groups_of_one_step_only(tiny_policy, rows, tmp_path, steps):
-    """All ask the same. A step's worth of groups, whenever they are played, shares one reply; others get their own."""
+    """All ask the same.
+
+    A step's worth of groups, whenever they are played, shares one reply; others get their own.
+    """
     chat = ScriptedChat(["Nairobi"])
     trainer = build(tiny_policy, tmp_path, rows, LLMEnvironment(chat, share_replies="step"))
     trainer.train()
@@ -178,7 +186,7 @@ def test_evaluation_is_on_the_weights_at_hand(tiny_policy, rows, tmp_path):
     assert len(evaluated) == 2 and not [name for name in evaluated[0] if "async" in name]
 
 
-# --- what is learnt from ----------------------------------------------------------------------------------------------
+# --- what is learnt from --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("clip_max", [3.0, 0.01])
@@ -228,7 +236,9 @@ def test_the_loss_is_corrected_by_what_the_sampler_said(
 
 
 def test_updates_that_share_a_batch_are_clipped_as_ppo_does(tiny_policy, rows, tmp_path):
-    """The second of two, against the weights of the first: what the ratio of the sampler says is another matter."""
+    """The second of two, against the weights of the first: what the ratio of the sampler says is
+    another matter.
+    """
     reward = {
         "reward_funcs": lambda rollout, **columns: [float(i % 2) for i, _ in enumerate(rollout)]
     }
@@ -246,7 +256,9 @@ def test_updates_that_share_a_batch_are_clipped_as_ppo_does(tiny_policy, rows, t
 
 
 def test_uncorrected_is_uncorrected(tiny_policy, rows, tmp_path, monkeypatch):
-    """What benchmarks/speed/async_training.py compares with: the same loss, as if each ratio were 1."""
+    """What benchmarks/speed/async_training.py compares with: the same loss, as if each ratio were
+    1.
+    """
     trainer = build(tiny_policy, tmp_path, rows, max_steps=1)
     kept = []
     compute = trainer._compute_loss
@@ -392,7 +404,7 @@ def test_a_policy_without_log_probabilities_is_an_error(tiny_policy, rows, tmp_p
         trainer.train()
 
 
-# --- failures and other lives -----------------------------------------------------------------------------------------
+# --- failures and other lives ---------------------------------------------------------------------
 
 
 class Killed(BaseException):
@@ -413,7 +425,9 @@ class Draws(Counts):
 def test_a_killed_run_pays_for_nothing_twice_and_loses_nothing(
     tiny_policy, rows, tmp_path, steps, moment, kind
 ):
-    """Killed while replies come in, before, at and after checkpoints: what was paid is on the tapes, and is used."""
+    """Killed while replies come in, before, at and after checkpoints: what was paid is on the
+    tapes, and is used.
+    """
     paid = Counter()
 
     def run(kill_at=None, resume=False):
@@ -509,7 +523,9 @@ def test_a_failed_rollout_leaves_its_group_whole(tiny_policy, rows, tmp_path, st
 
 
 def test_a_failed_reset_fails_its_own_rollout(tiny_policy, rows, tmp_path, steps):
-    """And not the run, whose rewards get the columns of all rows: groups begin one by one and are scored together."""
+    """And not the run, whose rewards get the columns of all rows: groups begin one by one and are
+    scored together.
+    """
 
     class Breaks(Counts):
         begun = 0
@@ -527,7 +543,9 @@ def test_a_failed_reset_fails_its_own_rollout(tiny_policy, rows, tmp_path, steps
 
 
 def test_the_episodes_of_a_step_begin_at_once(tiny_policy, rows, tmp_path, steps):
-    """As without a lead; one group after another would multiply the seconds of a `reset` by the groups of a step."""
+    """As without a lead; one group after another would multiply the seconds of a `reset` by the
+    groups of a step.
+    """
     at_once = Counter()
     most = []
 
@@ -544,7 +562,9 @@ def test_the_episodes_of_a_step_begin_at_once(tiny_policy, rows, tmp_path, steps
 
 
 def test_a_stopped_run_takes_the_replies_under_way_along(tiny_policy, rows, tmp_path):
-    """Training stops while others still wait for their replies: those are written down before it ends."""
+    """Training stops while others still wait for their replies: those are written down before it
+    ends.
+    """
     environment = Counts()
     trainer = build(
         tiny_policy, tmp_path, rows, environment, max_failed_share=0.0, failure_window=1
@@ -568,13 +588,15 @@ def test_a_stopped_run_takes_the_replies_under_way_along(tiny_policy, rows, tmp_
     assert set(late) == {1}
 
 
-# --- E-SPL ------------------------------------------------------------------------------------------------------------
+# --- E-SPL ----------------------------------------------------------------------------------------
 
 
 def test_a_group_is_rated_under_the_prompts_it_was_played_under(
     tiny_policy, rows, tmp_path, steps, monkeypatch
 ):
-    """With the batch that uses it; groups of one batch that were played under other prompts are other matches."""
+    """With the batch that uses it; groups of one batch that were played under other prompts are
+    other matches.
+    """
     args = {
         **vars_for(tmp_path),
         **LEAD,
@@ -626,7 +648,7 @@ def test_a_group_is_rated_under_the_prompts_it_was_played_under(
     assert matches == played and len(played) > 1
 
 
-# --- other runs and other settings in the same folder -----------------------------------------------------------------
+# --- other runs and other settings in the same folder ---------------------------------------------
 
 
 def files_of(folder):

@@ -26,7 +26,9 @@ class UsersError(ServerFailed):
 
 @pytest.mark.parametrize("lost", ["turn", "reply"])
 def test_what_came_after_a_lost_line_is_asked_for_again(tmp_path, lost):
-    """A reply to another turn, or a turn that has read another reply, is no part of this episode; after two kills."""
+    """A reply to another turn, or a turn that has read another reply, is no part of this episode;
+    after two kills.
+    """
     path = tmp_path / "0.jsonl"
     file = InFlightFile(path, IDENTITY, 7, resumes=False)
     file.write({"group": 0, "update": 0, "prompts": 11, "metadata": [{}]})
@@ -74,7 +76,9 @@ def test_what_came_after_a_lost_line_is_asked_for_again(tmp_path, lost):
 
 
 def test_failed_replies_are_found_again(tmp_path):
-    """Without them a resumed run counts other calls, and an environment that numbers its calls shifts."""
+    """Without them a resumed run counts other calls, and an environment that numbers its calls
+    shifts.
+    """
     path = tmp_path / "0.jsonl"
     file = InFlightFile(path, IDENTITY, 7, resumes=False)
     file.write({"group": 0, "update": 0, "prompts": 11, "metadata": [{}]})
@@ -122,7 +126,9 @@ def test_failed_replies_are_found_again(tmp_path):
 
 
 def test_a_reply_is_kept_when_its_episode_is_cancelled(tmp_path):
-    """At the moment between the environment's return and the episode's next line, as when another rollout fails."""
+    """At the moment between the environment's return and the episode's next line, as when another
+    rollout fails.
+    """
     entries = []
 
     class Shop(Environment):

@@ -1,4 +1,7 @@
-"""The log of groups in flight: which run it belongs to, and what damage does to it. Trainings are in test_async_source.py."""
+"""The log of groups in flight: which run it belongs to, and what damage does to it.
+
+Trainings are in test_async_source.py.
+"""
 
 import json
 import logging
@@ -147,7 +150,9 @@ def test_without_its_first_line_nothing_is_known(tmp_path, key):
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_no_damage_blocks_a_resume(tmp_path_factory, data):
-    """Bytes changed, cut out or put in anywhere: what is left is used or not, and nothing is raised."""
+    """Bytes changed, cut out or put in anywhere: what is left is used or not, and nothing is
+    raised.
+    """
     path = tmp_path_factory.mktemp("flight") / "0.jsonl"
     write(path)
     raw = bytearray(path.read_bytes())

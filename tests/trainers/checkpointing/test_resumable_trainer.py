@@ -1,4 +1,5 @@
-"""Resuming in one process: every place a checkpoint can be at, what a killed save leaves, and other sizes of the job.
+"""Resuming in one process: every place a checkpoint can be at, what a killed save leaves, and other
+sizes of the job.
 
 Several processes are in test_distributed.py.
 """
@@ -103,7 +104,9 @@ class OnStep(TrainerCallback):
     ),
 )
 def test_from_every_checkpoint(tiny_policy, rows, tmp_path, options):
-    """At the end of an epoch and within one, at the edge of a block of rollouts and inside: bit for bit the same."""
+    """At the end of an epoch and within one, at the edge of a block of rollouts and inside: bit for
+    bit the same.
+    """
     whole = build(tiny_policy, tmp_path / "whole", rows, **options)
     whole.train()
     assert whole.state.epoch > 1.1 and len({entry["loss"] for entry in log_of(whole, 0)}) > 1
@@ -146,8 +149,10 @@ def test_the_environments_state_is_kept(tiny_policy, rows, tmp_path):
 
 
 def test_going_on_after_training_stopped_in_the_middle_of_a_step(tiny_policy, rows, tmp_path):
-    """The environment dies at the second of two generations of one step: resumed, the step is done as a whole, on the
-    same rows and with the same rollouts. (Not to the last bit: the order of micro-batches is drawn anew.)"""
+    """The environment dies at the second of two generations of one step: resumed, the step is done
+    as a whole, on the same rows and with the same rollouts. (Not to the last bit: the order of
+    micro-batches is drawn anew.)
+    """
 
     class Dies:
         def __init__(self, after):
@@ -216,7 +221,9 @@ def test_a_save_that_is_cut_short_leaves_the_one_before(tiny_policy, rows, tmp_p
 
 
 def test_limit_and_best(tiny_policy, rows, tmp_path):
-    """`save_total_limit` with `load_best_model_at_end`: the last and the best stay, under their own names."""
+    """`save_total_limit` with `load_best_model_at_end`: the last and the best stay, under their own
+    names.
+    """
     trainer = build(
         tiny_policy,
         tmp_path,
@@ -315,7 +322,7 @@ def test_without_our_file_it_goes_on_and_says_so(tiny_policy, rows, tmp_path, ca
     assert "not exactly the uninterrupted one" in caplog.text and again.state.global_step == 5
 
 
-# --- at the end -----------------------------------------------------------------------------------------------------
+# --- at the end -----------------------------------------------------------------------------------
 
 
 def weights_of(trainer):
@@ -327,7 +334,9 @@ def same_weights(first, second):
 
 
 def test_the_same_command_after_the_last_step_trains_nothing(tiny_policy, rows, tmp_path):
-    """In the middle of an epoch, where transformers would take one step more; and a shorter run than the one saved."""
+    """In the middle of an epoch, where transformers would take one step more; and a shorter run
+    than the one saved.
+    """
     whole = build(tiny_policy, tmp_path, rows, max_steps=3)
     whole.train()
     saved = {
@@ -349,7 +358,9 @@ def test_the_same_command_after_the_last_step_trains_nothing(tiny_policy, rows, 
 
 
 def test_rotation_goes_by_steps_whatever_the_clock_said(tiny_policy, rows, tmp_path):
-    """Checkpoints from a node whose clock is ahead, or copied later: the newest is the one with the most steps."""
+    """Checkpoints from a node whose clock is ahead, or copied later: the newest is the one with the
+    most steps.
+    """
     build(tiny_policy, tmp_path, rows, max_steps=2).train()
     for step in (1, 2):
         os.utime(tmp_path / f"checkpoint-{step}", (4e9 + 100 * step, 4e9 + 100 * step))
@@ -358,7 +369,7 @@ def test_rotation_goes_by_steps_whatever_the_clock_said(tiny_policy, rows, tmp_p
     assert folders(tmp_path) == ["checkpoint-3", "checkpoint-4"]
 
 
-# --- what is damaged --------------------------------------------------------------------------------------------------
+# --- what is damaged ------------------------------------------------------------------------------
 
 
 def cut(path):
@@ -429,7 +440,9 @@ def test_weights_alone_can_be_gone_on_from(tiny_policy, rows, tmp_path, caplog):
 
 
 def test_one_run_at_a_time_in_a_folder(tiny_policy, rows, tmp_path):
-    """The second is refused before it touches anything; a lock that a killed run left behind is no hindrance."""
+    """The second is refused before it touches anything; a lock that a killed run left behind is no
+    hindrance.
+    """
     (tmp_path / "training.lock").write_text("left behind")
     first, second = (build(tiny_policy, tmp_path, rows, max_steps=1) for _ in range(2))
 

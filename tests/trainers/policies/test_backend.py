@@ -1,4 +1,7 @@
-"""The policies over a trainer's back ends in one process. Several processes: test_distributed.py and test_vllm.py."""
+"""The policies over a trainer's back ends in one process.
+
+Several processes: test_distributed.py and test_vllm.py.
+"""
 
 import asyncio
 import gc
@@ -83,8 +86,9 @@ SHAPING = {"top_p": 0.8, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.2}
 def test_truncation_leaves_the_importance_ratio_at_one(
     asking_policy, rows, tmp_path, monkeypatch, engine
 ):
-    """Weights that do not move: groups of earlier steps come from the same policy, whatever their tokens were drawn
-    from."""
+    """Weights that do not move: groups of earlier steps come from the same policy, whatever their
+    tokens were drawn from.
+    """
     if not engine:
         monkeypatch.setattr(
             "agentic_prompting.local.transformers_engine.can_slab", lambda model: False
@@ -142,7 +146,9 @@ class Others:
 
 
 def test_a_collective_fills_up_and_plays_on(monkeypatch):
-    """Rounds of 3 and 1 against 1 and 2, then nothing against 1: equally wide calls, and no trace of the fillers."""
+    """Rounds of 3 and 1 against 1 and 2, then nothing against 1: equally wide calls, and no trace
+    of the fillers.
+    """
     widths = []
 
     def sampler(requests):
@@ -204,7 +210,9 @@ def test_how_the_server_is_called_is_checked(tmp_path):
 
 
 def test_a_dropped_server_policy_closes_its_connections(tiny_policy, tmp_path):
-    """Left to the garbage collector, they took those of later policies off the event loop: a turn waited for ever."""
+    """Left to the garbage collector, they took those of later policies off the event loop: a turn
+    waited for ever.
+    """
     with Server(tiny_policy, tmp_path) as server:
         args = arguments(
             tmp_path, use_vllm=True, vllm_mode="server", vllm_server_base_url=server.url

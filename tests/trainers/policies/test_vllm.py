@@ -1,5 +1,6 @@
-"""The paths to vLLM over the stand-in of vllm_stand_in.py: two processes, uneven turns, uneven prompts, and the weights
-of every update. What the real one does is for machines with a GPU."""
+"""The paths to vLLM over the stand-in of vllm_stand_in.py: two processes, uneven turns, uneven
+prompts, and the weights of every update. What the real one does is for machines with a GPU.
+"""
 
 import pytest
 
@@ -39,7 +40,9 @@ def seen(request, tiny_policy, tmp_path_factory):
 
 
 def test_sampled_and_recomputed_logprobs_agree(seen):
-    """After every update: the engine has this step's weights, and each rollout got its own continuations."""
+    """After every update: the engine has this step's weights, and each rollout got its own
+    continuations.
+    """
     for process in seen["processes"]:
         for path, run in process.items():
             assert len(run["log"]) == 3 and all(
@@ -70,7 +73,9 @@ def test_the_servers_limit_ends_rollouts_as_truncated(seen):
 
 
 def test_turns_go_on_while_the_weights_are_pushed(tiny_policy, tmp_path):
-    """With a lead, by TRL's push: the turns under way end first, and each token is as old as it says."""
+    """With a lead, by TRL's push: the turns under way end first, and each token is as old as it
+    says.
+    """
     with Server(tiny_policy, tmp_path, slow_update=0.3) as server:
         settings = {
             "policy": str(tiny_policy),

@@ -1,7 +1,7 @@
 """A real vLLM on the CPU (`make vllm`, docs/howto/vllm.md): what it does to the policies over it.
 
-A tiny policy, so that the time goes into starting vLLM. The stand-in of test_vllm.py is left with what a CPU cannot
-show: TRL's push of weights, which asks for a GPU, in two processes.
+A tiny policy, so that the time goes into starting vLLM. The stand-in of test_vllm.py is left with
+what a CPU cannot show: TRL's push of weights, which asks for a GPU, in two processes.
 """
 
 import asyncio
@@ -105,7 +105,9 @@ def ids(samples):
 
 @torch.no_grad()
 def distributions(model, request, sample, sampling=PLAIN):
-    """What each token of a sample was drawn from, by transformers: log-probabilities, tokens x vocabulary."""
+    """What each token of a sample was drawn from, by transformers: log-probabilities, tokens x
+    vocabulary.
+    """
     read = torch.tensor([[*request.context, *sample.ids]])
     temperature = sampling.temperature or 1.0  # greedy sampling scales nothing
     scores = model(read).logits[0] / temperature
@@ -151,7 +153,9 @@ def test_turns_repeat_and_their_logprobs_are_those_of_transformers(policy_for, m
     ids=str,
 )
 def test_sampling_settings_mean_what_they_mean_to_transformers(policy_for, model, sampling):
-    """Each token's log-probability under the distribution that the settings leave: none was drawn from outside it."""
+    """Each token's log-probability under the distribution that the settings leave: none was drawn
+    from outside it.
+    """
     requests = REQUESTS[:12]
     samples = sampled(policy_for(sampling), requests)
     assert largest_difference(model, requests, samples, sampling) <= 1e-4
@@ -187,7 +191,7 @@ def test_a_rollout_fills_the_context_to_the_last_token(policy_for, server, token
     assert {one.status for one in rollouts[1:]} == {"truncated"} and len(rollouts[0].ids) <= 24
 
 
-# --- what happens to a server -------------------------------------------------------------------------------------
+# --- what happens to a server ---------------------------------------------------------------------
 
 
 async def disturbed(policy, disturb):
@@ -236,7 +240,9 @@ def test_one_of_64_is_cancelled(policy_for):
 
 
 def test_who_cancels_leaves_nothing_running(policy_for, server):
-    """The server is paused meanwhile: how far the turns are does not depend on the clock, nor what comes after."""
+    """The server is paused meanwhile: how far the turns are does not depend on the clock, nor what
+    comes after.
+    """
     policy = policy_for(generation_kwargs={"ignore_eos": True})
     begun = server.counted("vllm:generation_tokens_total")
 
@@ -276,7 +282,7 @@ def test_killed_and_restarted_in_mid_step(policy_for, server):
     assert ids(run_with_engine(policy, disturbed(policy, kill))) == undisturbed
 
 
-# --- as the large LLM of the commands -----------------------------------------------------------------------------
+# --- as the large LLM of the commands -------------------------------------------------------------
 
 
 def test_as_the_large_llm(server):
@@ -290,7 +296,9 @@ def test_as_the_large_llm(server):
 
 @pytest.fixture
 def command(server, run, monkeypatch):
-    """Runs a command, and says what it has printed and how many requests the server has answered for it."""
+    """Runs a command, and says what it has printed and how many requests the server has answered
+    for it.
+    """
     monkeypatch.setenv("OPENAI_API_KEY", "none")
 
     def asked(*arguments):
@@ -346,7 +354,9 @@ systems:
 
 
 def test_evolve(command, server, tmp_path):
-    """As the policy; the reference is asked where a rollout was better than another, which none of these is."""
+    """As the policy; the reference is asked where a rollout was better than another, which none of
+    these is.
+    """
     rows = tmp_path / "rows.jsonl"
     rows.write_text(
         "".join(json.dumps({"question": f"{i}?", "answer": "#### 7"}) + "\n" for i in range(4))
@@ -373,8 +383,11 @@ def test_evolve(command, server, tmp_path):
 
 
 def test_serve(server, tiny_policy):
-    """A service whose agent asks it. The agent's turns are scripted, because after a reply that random weights have
-    sampled a real policy answers in most runs and writes a malformed turn in some."""
+    """A service whose agent asks it.
+
+    The agent's turns are scripted, because after a reply that random weights have sampled a real
+    policy answers in most runs and writes a malformed turn in some.
+    """
     chat = OpenAIChat("policy", base_url=f"{server.url}/v1", api_key="none", max_tokens=8)
     with running(service_of(scripted_agent(tiny_policy, chat))) as address:
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
@@ -393,11 +406,13 @@ def test_as_the_reference_of_espl(server, tiny_policy, rows, tmp_path):
     assert reference.stats.calls > 0 and reference.stats.failed == 0
 
 
-# --- what examples and pages say ----------------------------------------------------------------------------------
+# --- what examples and pages say ------------------------------------------------------------------
 
 
 def test_every_flag_is_one_of_this_version():
-    """Of all `vllm serve` in examples/ and docs/, and of the lines there that hold flags alone; variables, too."""
+    """Of all `vllm serve` in examples/ and docs/, and of the lines there that hold flags alone;
+    variables, too.
+    """
     given = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--help=all"]
     known = set(
         re.findall(
@@ -422,12 +437,13 @@ def test_every_flag_is_one_of_this_version():
     )
 
 
-# --- in this process ----------------------------------------------------------------------------------------------
+# --- in this process ------------------------------------------------------------------------------
 
 
 def in_process(model, requests, folder):
-    """Twice the same requests through the engine, the second time beside one that is cancelled on its way. In a process
-    of its own, because the engine starts a process group."""
+    """Twice the same requests through the engine, the second time beside one that is cancelled on
+    its way. In a process of its own, because the engine starts a process group.
+    """
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     from vllm import LLM
 

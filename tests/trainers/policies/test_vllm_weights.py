@@ -1,5 +1,6 @@
-"""Weights on a real vLLM without NCCL (`make vllm`, docs/howto/vllm.md): adapters with versions, and whole weights from
-a disk."""
+"""Weights on a real vLLM without NCCL (`make vllm`, docs/howto/vllm.md): adapters with versions,
+and whole weights from a disk.
+"""
 
 import asyncio
 import importlib.util
@@ -83,19 +84,22 @@ def models_of(server):
 
 
 def assert_on_policy(trainer, steps):
-    """What the server said of each token is what the trainer finds, at every step; and the weights moved."""
+    """What the server said of each token is what the trainer finds, at every step; and the weights
+    moved.
+    """
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(log) == steps and all(entry["grad_norm"] > 1e-3 for entry in log)
     assert max(entry["sampling/sampling_logp_difference/max"] for entry in log) <= 1e-4
 
 
-# --- versions of an adapter -----------------------------------------------------------------------------------------
+# --- versions of an adapter -----------------------------------------------------------------------
 
 
 @torch.no_grad()
 def test_two_versions_never_mix(tiny_policy, servers, tmp_path):
-    """Contexts over the block size that share their beginnings, turns of one version while the next one is loaded and
-    asked: each token has the log-probability that its own version gives it."""
+    """Contexts over the block size that share their beginnings, turns of one version while the next
+    one is loaded and asked: each token has the log-probability that its own version gives it.
+    """
     torch.manual_seed(0)
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_policy), LORA_CONFIG).eval()
     versions = []
@@ -152,7 +156,9 @@ def test_two_versions_never_mix(tiny_policy, servers, tmp_path):
 
 
 def test_training_over_two_replicas(train, servers, tmp_path):
-    """Each has the weights of every step; a checkpoint says which; the next start leaves nothing of this one behind."""
+    """Each has the weights of every step; a checkpoint says which; the next start leaves nothing of
+    this one behind.
+    """
     trainer = train(at=servers, max_steps=6, save_strategy="steps", save_steps=6)
     trainer.train()
     assert_on_policy(trainer, 6)
@@ -187,7 +193,9 @@ class Kills(Rounds):
 
 
 def test_a_program_trains_through_it(train):
-    """Two calls a rollout, the second with what came before it, and one whose history is rewritten: two sequences."""
+    """Two calls a rollout, the second with what came before it, and one whose history is rewritten:
+    two sequences.
+    """
     client = DefaultAsyncHttpxClient()
 
     async def talks(row, base_url, api_key):
@@ -213,7 +221,9 @@ def test_a_program_trains_through_it(train):
 
 @pytest.mark.parametrize("name", ["pi", "codex"])
 def test_inside_a_harness_it_is_the_policy(name, monkeypatch, tmp_path):
-    """The harness in its own process, vLLM in another: what vLLM said of each token is what the trainer finds."""
+    """The harness in its own process, vLLM in another: what vLLM said of each token is what the
+    trainer finds.
+    """
     needs(name, monkeypatch)
     _, agent = play_scripted(CommandProgram(get_harness(name)))
     model, tokenizer = policy_for(agent.prompts, positions=2**14)
@@ -330,7 +340,7 @@ def test_the_sandbox_learns_through_it(tmp_path):
     assert exact_match_of(agent.answer_all(list(sandbox.test))).mean >= 0.85
 
 
-# --- whole weights from a disk ------------------------------------------------------------------------------------
+# --- whole weights from a disk --------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -364,7 +374,9 @@ def test_from_a_disk_with_a_head_of_its_own(train_from_disk):
 
 
 class Restarts(Rounds):
-    """A server is killed and started again in the fourth step, while no turn is under way: all wait for a reply."""
+    """A server is killed and started again in the fourth step, while no turn is under way: all wait
+    for a reply.
+    """
 
     def __init__(self, server, rollouts):
         self.server = server
@@ -383,7 +395,9 @@ class Restarts(Rounds):
 
 
 def test_a_server_that_comes_back_is_told_before_it_is_asked(train_from_disk, untied):
-    """It would answer with the weights it was started with, and nobody has noticed that it was away."""
+    """It would answer with the weights it was started with, and nobody has noticed that it was
+    away.
+    """
     environment = Restarts(untied[1], rollouts=4)
     environment.trainer = trainer = train_from_disk(environment, max_steps=5)
     trainer.train()
@@ -391,14 +405,17 @@ def test_a_server_that_comes_back_is_told_before_it_is_asked(train_from_disk, un
     assert_on_policy(trainer, 5)
 
 
-# --- turns that outlive a step --------------------------------------------------------------------------------------
+# --- turns that outlive a step --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["adapter", "disk"])
 @torch.no_grad()
 def test_each_token_is_as_old_as_it_says(way, request, tiny_policy):
-    """With a lead: turns under way while the weights are pushed. Each was sampled by the weights of the update that it
-    names, and most are older than those they are learnt from with."""
+    """With a lead: turns under way while the weights are pushed.
+
+    Each was sampled by the weights of the update that it names, and most are older than those they
+    are learnt from with.
+    """
     settings = {
         "async_lead": 1,
         "max_steps": 5,
@@ -449,7 +466,9 @@ def test_each_token_is_as_old_as_it_says(way, request, tiny_policy):
 
 
 def test_a_tied_head_left_behind_stops(train, servers):
-    """vLLM's CPU back end loads the embedding and keeps the head of before: the last test of this server."""
+    """vLLM's CPU back end loads the embedding and keeps the head of before: the last test of this
+    server.
+    """
     trainer = train(vllm_sync="disk", peft_config=None, max_steps=6)
     with pytest.raises(TrainingStopped, match="does not sample from the pushed weights"):
         trainer.train()

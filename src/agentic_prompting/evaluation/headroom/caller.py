@@ -76,7 +76,10 @@ class Caller:
         return [math.nan if score is None else score for score in scores]
 
     async def score_answers(self, records: Sequence[Mapping[str, Any]]) -> list[float | None]:
-        """Score the records of answers ([`record_of`]) with the metric. A failed answer has no score."""
+        """Score the records of answers ([`record_of`]) with the metric.
+
+        A failed answer has no score.
+        """
         # In a thread, because a metric may be slow.
         scores_by_metric = await asyncio.to_thread(score_records, records, self.metrics)
         (scores,) = scores_by_metric.values()
@@ -119,8 +122,8 @@ def max_calls_per_answer(policy: Any) -> int:
     """The largest number of calls of large LLMs for one answer.
 
     A chat model makes one call. An agent makes one in each turn but the last, or none if it has no
-    environment; with [`Workers`] it makes up to `max_calls` in a turn. Another environment that makes several
-    calls in a turn, or a program that calls models itself, may make more.
+    environment; with [`Workers`] it makes up to `max_calls` in a turn. Another environment that
+    makes several calls in a turn, or a program that calls models itself, may make more.
     """
     if not is_agent(policy):
         return 1

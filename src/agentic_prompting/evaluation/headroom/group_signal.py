@@ -85,7 +85,10 @@ class GroupSignal:
         if self.lost_to_form is not None and self.lost_to_form.mean > 0.5:
             return "most rollouts are lost to form: begin with a warm start, or allow longer turns"
         if self.never_right > 0.5:
-            return f"{self.never_right:.0%} of the rows are never solved: take easier rows, or a warm start"
+            return (
+                f"{self.never_right:.0%} of the rows are never solved: take easier rows, or a warm "
+                "start"
+            )
         if self.always_right > 0.5:
             return f"{self.always_right:.0%} of the rows are always solved: take harder rows"
         return "take more rollouts a group, and measure with as many"
@@ -162,7 +165,9 @@ def measure_groups(
 def _estimate_differing(
     scored_rows: Sequence[Sequence[float]], group_size: int, measured_size: int
 ) -> Estimate | None:
-    """Return the share of groups whose rewards differ; a lower bound if the planned size was not measured."""
+    """Return the share of groups whose rewards differ; a lower bound if the planned size was not
+    measured.
+    """
     # A row with fewer scored rollouts than a group is left out.
     size = min(group_size, measured_size)
     shares = []

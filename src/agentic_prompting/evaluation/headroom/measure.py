@@ -41,19 +41,21 @@ def headroom(
 ) -> Headroom:
     """Measure the possible gain on a task before training or searching for prompts.
 
-    For synchronous code; [`aheadroom`] is the same for `async` code. May be called from any thread, also in a
-    notebook. A failed call has no score, and its row is left out. An error that affects all further calls (a
-    wrong key, a spent budget) ends the call; the completed measurements are returned.
+    For synchronous code; [`aheadroom`] is the same for `async` code. May be called from any thread,
+    also in a notebook. A failed call has no score, and its row is left out. An error that affects
+    all further calls (a wrong key, a spent budget) ends the call; the completed measurements are
+    returned.
 
     Args:
-        rows (`Sequence[dict]`): Rows with `question` and `answers`, as from [`load_task`]. Sampled with `seed`.
+        rows (`Sequence[dict]`): Rows with `question` and `answers`, as from [`load_task`]. Sampled
+            with `seed`.
         settings ([`HeadroomSettings`], *optional*): What to measure, and with how many calls.
-        options (`Any`): Fields of the settings as keyword arguments, such as `policy=`. They replace those of
-            `settings`.
+        options (`Any`): Fields of the settings as keyword arguments, such as `policy=`. They
+            replace those of `settings`.
 
     Raises:
-        `ValueError`: Before any call: if no measurement is requested, a row has no question or no answers, or there
-            are too few calls or rows.
+        `ValueError`: Before any call: if no measurement is requested, a row has no question or no
+            answers, or there are too few calls or rows.
 
     Example:
 

@@ -1,7 +1,8 @@
-"""The measurements: system prompts, groups of rollouts, refinements, and choices of requests or models.
+"""The measurements: system prompts, groups of rollouts, refinements, and choices of requests or
+models.
 
-The constructor of a measurement checks its arguments. `measure` makes the calls and puts the result into a
-[`Headroom`].
+The constructor of a measurement checks its arguments. `measure` makes the calls and puts the result
+into a [`Headroom`].
 """
 
 from __future__ import annotations
@@ -81,11 +82,15 @@ class MeasurementContext:
 
 
 class Measurement(ABC):
-    """Answers one question about the possible gain, and counts its calls with the caller of its context."""
+    """Answers one question about the possible gain, and counts its calls with the caller of its
+    context.
+    """
 
     @abstractmethod
     async def measure(self, result: Headroom) -> None:
-        """Make the calls, and store the outcome in `result`, as far as it is known if a call stops them."""
+        """Make the calls, and store the outcome in `result`, as far as it is known if a call stops
+        them.
+        """
 
 
 class PromptMeasurement(Measurement):
@@ -168,7 +173,10 @@ class PromptMeasurement(Measurement):
             result.prompts = judge_prompts(choosing, chosen, fresh, self.delta, top_up)
 
     async def _write_prompts(self) -> None:
-        """Let the reference LLM write prompts. Its examples are choosing rows, which do not measure the gain."""
+        """Let the reference LLM write prompts.
+
+        Its examples are choosing rows, which do not measure the gain.
+        """
         assert self.reference is not None
         examples = self.choosing_rows[:_MAX_EXAMPLES]
         reply = await ask_for_prompts(
@@ -177,15 +185,16 @@ class PromptMeasurement(Measurement):
         self.caller.count([answer_of_replies([reply], reply.seconds)])
         if reply.error is not None:
             raise MeasurementStopped(f"the reference LLM did not answer: {reply.error}")
-        # The reply may repeat prompts, its own or those that are compared already, or contain too many.
+        # The reply may repeat prompts, its own or those that are compared already, or contain too
+        # many.
         written = read_proposals(reply.text)
         new_texts = [text for text in dict.fromkeys(written) if text not in self.texts]
         self.texts += new_texts[: self.prompts_to_write]
         # The empty prompt alone is not a challenger: a verdict on it would say nothing of others.
         if not any(self.texts[1:]) and written:
             raise MeasurementStopped(
-                "the reference LLM proposed no change: it wrote the start prompt again and no other "
-                "one, so there is nothing to compare; name `prompts` of your own, or use "
+                "the reference LLM proposed no change: it wrote the start prompt again and no "
+                "other one, so there is nothing to compare; name `prompts` of your own, or use "
                 "another model"
             )
         if not any(self.texts[1:]):
@@ -207,8 +216,9 @@ class PromptMeasurement(Measurement):
         # Too few different ones, as of a reply that was cut off.
         if 2 * len(new_texts) < self.prompts_to_write:
             logger.warning(
-                "the reference LLM wrote %d new ones of the %d prompts that it was asked for: the verdict is about these "
-                "alone; lower tried, raise its max_tokens, or use another model",
+                "the reference LLM wrote %d new ones of the %d prompts that it was asked for: the "
+                "verdict is about these alone; lower tried, raise its max_tokens, or use another "
+                "model",
                 len(new_texts),
                 self.prompts_to_write,
             )
@@ -255,8 +265,8 @@ class SignalMeasurement(Measurement):
             raise ValueError(f"a group has two rollouts at least, got {group_size}")
         if self.calls_per_row > self.calls:
             raise ValueError(
-                f"calls={self.calls} are too few for one group of {group_size} rollouts, which may make "
-                f"{self.calls_per_row}: allow more, or a smaller group_size"
+                f"calls={self.calls} are too few for one group of {group_size} rollouts, which may "
+                f"make {self.calls_per_row}: allow more, or a smaller group_size"
             )
 
     async def measure(self, result: Headroom) -> None:
@@ -326,12 +336,13 @@ class RefinementMeasurement(Measurement):
         # Both systems start from the same prompt.
         self.plain = self.caller.system_of(refiner.task, prompt)
         self.refined = ProRefineSystem(refiner, prompt)
-        # The plain answer; the refiner's first answer and its verdict; three calls per step; the final answer.
+        # The plain answer; the refiner's first answer and its verdict; three calls per step; the
+        # final answer.
         self.calls_per_row = 1 + 2 + 3 * refiner.max_steps + 1
         if 2 * self.calls_per_row > self.calls:
             raise ValueError(
-                f"calls={self.calls} are too few to refine two rows, which may take {2 * self.calls_per_row}: allow more, "
-                "or fewer max_steps of the refiner"
+                f"calls={self.calls} are too few to refine two rows, which may take "
+                f"{2 * self.calls_per_row}: allow more, or fewer max_steps of the refiner"
             )
 
     async def measure(self, result: Headroom) -> None:
@@ -401,8 +412,8 @@ class ChoiceMeasurement(Measurement):
         self.rows = context.rows[: context.calls // calls_per_row]
         if len(self.rows) < 2:
             raise ValueError(
-                f"calls={context.calls} and {len(context.rows)} rows are too few for {len(choices)} choices x "
-                f"{repeats} repeats on two rows"
+                f"calls={context.calls} and {len(context.rows)} rows are too few for "
+                f"{len(choices)} choices x {repeats} repeats on two rows"
             )
 
     async def measure_choices(self) -> Ceiling:

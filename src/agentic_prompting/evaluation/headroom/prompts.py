@@ -128,14 +128,21 @@ class PromptHeadroom:
 
     def sentence(self) -> str:
         """Return the verdict in one sentence."""
-        interval = f"{self.gain.mean:+.3f} [{self.gain.low:+.3f}, {self.gain.high:+.3f}] on {count_in_words(self.gain.n, 'fresh row')}"
+        interval = (
+            f"{self.gain.mean:+.3f} [{self.gain.low:+.3f}, {self.gain.high:+.3f}] on "
+            f"{count_in_words(self.gain.n, 'fresh row')}"
+        )
         if self.verdict == "worth it":
             return f"worth it: the best of {self.tried} prompts gains {interval}"
         if self.verdict == "not worth it":
-            return f"not worth it: the best of {self.tried} prompts gains {interval}, less than {self.delta:g}"
+            return (
+                f"not worth it: the best of {self.tried} prompts gains {interval}, less than "
+                f"{self.delta:g}"
+            )
         return (
             f"cannot tell at this budget: the best of {self.tried} prompts gains {interval}; "
-            f"{count_in_words(self.rows_needed, 'fresh row')} ({2 * self.rows_needed:,} calls) could tell"
+            f"{count_in_words(self.rows_needed, 'fresh row')} ({2 * self.rows_needed:,} calls) "
+            "could tell"
         )
 
 

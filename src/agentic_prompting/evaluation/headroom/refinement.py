@@ -44,10 +44,19 @@ class RefineHeadroom:
 
     def sentence(self) -> str:
         """Return the verdict in one sentence."""
-        interval = f"{self.gain.mean:+.3f} [{self.gain.low:+.3f}, {self.gain.high:+.3f}] on {count_in_words(self.gain.n, 'row')}"
-        counts = f"{self.repaired} of {self.wrong} wrong answers repaired, {self.broken} of {self.right} right ones broken"
+        interval = (
+            f"{self.gain.mean:+.3f} [{self.gain.low:+.3f}, {self.gain.high:+.3f}] on "
+            f"{count_in_words(self.gain.n, 'row')}"
+        )
+        counts = (
+            f"{self.repaired} of {self.wrong} wrong answers repaired, {self.broken} of "
+            f"{self.right} right ones broken"
+        )
         if self.verdict == "cannot tell":
-            return f"cannot tell at this budget: refining gains {interval}; {counts}; {count_in_words(self.rows_needed, 'row')} could tell"
+            return (
+                f"cannot tell at this budget: refining gains {interval}; {counts}; "
+                f"{count_in_words(self.rows_needed, 'row')} could tell"
+            )
         return f"{self.verdict}: refining gains {interval}; {counts}"
 
 

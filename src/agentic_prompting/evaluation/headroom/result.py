@@ -30,24 +30,26 @@ class Headroom:
     Args:
         prompts ([`PromptHeadroom`], *optional*): The gain of a better system prompt.
         texts (`list[str]`): The compared prompts, the start prompt first.
-        further ([`Estimate`], *optional*): The gain of the best of 20 more prompts, if they resemble those
-            tried.
-        router ([`Estimate`], *optional*): The gain of choosing between start prompt and chosen one for each row, if
-            the rows were few enough to be answered twice; see [`route_prompts`].
+        further ([`Estimate`], *optional*): The gain of the best of 20 more prompts, if they
+            resemble those tried.
+        router ([`Estimate`], *optional*): The gain of choosing between start prompt and chosen one
+            for each row, if the rows were few enough to be answered twice; see [`route_prompts`].
         signal ([`GroupSignal`], *optional*): The signal for GRPO.
         refinement ([`RefineHeadroom`], *optional*): The gain of ProRefine.
         requests ([`Ceiling`], *optional*): Scores of a large LLM under several requests.
         pool ([`Ceiling`], *optional*): Scores of several models or workers under the plain request.
-        calls (`dict[str, int]`): Calls of large LLMs of each measurement, with those that were replayed.
-        replayed (`dict[str, int]`): How many of them came from a replay cache and were not paid for.
+        calls (`dict[str, int]`): Calls of large LLMs of each measurement, with those that were
+            replayed.
+        replayed (`dict[str, int]`): How many of them came from a replay cache and were not paid
+            for.
         costs (`dict[str, float]`): US dollars of each measurement.
         cost_usd (`float`): US dollars of all measurements.
         failed (`int`): Answers without a score: outages, and answers that the metric cannot grade.
         seconds (`float`): Duration from the first call to the last.
         stopped (`str`, *optional*): Why the measurement ended early.
         delta (`float`): The smallest gain that is worth it.
-        asks_once (`bool`): Whether the agent has one turn to ask in; if so, the ceiling of a single request bounds
-            its score.
+        asks_once (`bool`): Whether the agent has one turn to ask in; if so, the ceiling of a single
+            request bounds its score.
     """
 
     prompts: PromptHeadroom | None = None
@@ -70,12 +72,15 @@ class Headroom:
 
     @property
     def training(self) -> tuple[Verdict, str] | None:
-        """The verdict on training an agent to ask, and its reason: the signal, or the ceiling of the requests."""
+        """The verdict on training an agent to ask, and its reason: the signal, or the ceiling of
+        the requests.
+        """
         if self.signal is None:
             return None
 
-        # A signal is useless if even the best request gains too little. An agent that asks several times may
-        # score above the ceiling of a single request. The score of the untrained agent is its pass@1.
+        # A signal is useless if even the best request gains too little. An agent that asks several
+        # times may score above the ceiling of a single request. The score of the untrained agent is
+        # its pass@1.
         untrained = self.signal.pass_at.get(1)
         if self.asks_once and self.requests is not None and untrained is not None:
             largest_gain = self.requests.high - untrained.low
@@ -87,14 +92,17 @@ class Headroom:
         return self.signal.verdict, self.signal.sentence()
 
     def report(self) -> str:
-        """The result as text: a sentence per measurement with its evidence, then the calls and the cost."""
+        """The result as text: a sentence per measurement with its evidence, then the calls and the
+        cost.
+        """
         # The measurements, as far as they were made.
         lines = []
         if self.prompts is not None:
             lines += _prompt_lines(self.prompts, self.texts, self.further)
         if self.router is not None:
             lines.append(
-                f"  A router of both prompts gains {_format_interval(self.router)} over the better one."
+                f"  A router of both prompts gains {_format_interval(self.router)} over the better "
+                "one."
             )
         if self.signal is not None:
             lines += _signal_lines(self.signal)
@@ -150,7 +158,9 @@ class Headroom:
 
     @property
     def figures(self) -> HeadroomFigures:
-        """Everything that was measured with an interval, for tables and pictures ([`plot_headroom`])."""
+        """Everything that was measured with an interval, for tables and pictures
+        ([`plot_headroom`]).
+        """
         return HeadroomFigures.from_json(self.to_json())
 
     def save(self, folder: str | Path) -> Path:
@@ -172,28 +182,33 @@ def _prompt_lines(
     chosen_prompt = shorten(texts[headroom.chosen], 200, placeholder=" ...")
     lines = [
         f"Prompts: {headroom.sentence()}.",
-        f"  Start prompt {headroom.start:.3f}, the chosen one {headroom.best:.3f} on the same rows.",
+        (
+            f"  Start prompt {headroom.start:.3f}, the chosen one {headroom.best:.3f} on the same "
+            "rows."
+        ),
         f"  Chosen: {chosen_prompt or '(the empty prompt)'}",
     ]
     # Without a reference LLM and further prompts, the verdict is about the empty prompt alone.
     if not any(texts[1:]):
         lines.append(
-            "  No prompt but the empty one was compared with yours, which says nothing about better "
-            "ones: name --reference-model (in Python `reference`), which writes others."
+            "  No prompt but the empty one was compared with yours, which says nothing about "
+            "better ones: name --reference-model (in Python `reference`), which writes others."
         )
     # Evidence beside the verdict, as far as it was measured.
     if headroom.test is not None:
         lines.append(
-            f"  Between the {headroom.tried + 1} prompts: F = {headroom.test.statistic:.2f}, p = {headroom.test.p_value:.3f}; "
-            f"their spread is about {headroom.test.spread:.3f}."
+            f"  Between the {headroom.tried + 1} prompts: F = {headroom.test.statistic:.2f}, p = "
+            f"{headroom.test.p_value:.3f}; their spread is about {headroom.test.spread:.3f}."
         )
     if further is not None:
         lines.append(
-            f"  The best of {FURTHER} more prompts, if they are like these: {_format_interval(further)}."
+            f"  The best of {FURTHER} more prompts, if they are like these: "
+            f"{_format_interval(further)}."
         )
     if headroom.verdict == "not worth it":
         lines.append(
-            f"  Up to {headroom.possible_share:.0%} of such prompts may be good although none of these is."
+            f"  Up to {headroom.possible_share:.0%} of such prompts may be good although none of "
+            "these is."
         )
     return lines
 
@@ -219,6 +234,7 @@ def _signal_lines(signal: GroupSignal) -> list[str]:
     )
     if signal.lost_to_form is not None and signal.failed is not None:
         lines.append(
-            f"  Lost to form: {signal.lost_to_form.mean:.0%} of the rollouts; failed: {signal.failed.mean:.0%}."
+            f"  Lost to form: {signal.lost_to_form.mean:.0%} of the rollouts; failed: "
+            f"{signal.failed.mean:.0%}."
         )
     return lines

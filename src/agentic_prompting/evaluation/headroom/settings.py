@@ -22,32 +22,37 @@ class HeadroomSettings:
     `policy`, `agent`, `refiner`, `llm` and `pool` each request a measurement.
 
     Args:
-        policy ([`ChatModel`] or [`PromptAgent`], *optional*): Measure the gain of a better system prompt for
-            this policy.
-        prompts (`Sequence[str]`, *optional*, defaults to `("",)`): System prompts to compare, the current one
-            first. The empty prompt is added.
-        reference ([`ChatModel`], *optional*): Writes further prompts from examples, until there are `tried`.
-        tried (`int`, *optional*, defaults to `12`): Number of prompts to compare if a `reference` writes them.
-        top_up_calls (`int`, *optional*, defaults to `0`): Calls of a second look at the prompts, on other rows,
-            if the first one is inconclusive.
-        agent ([`PromptAgent`], *optional*): Measure the signal for GRPO in the rollouts of this agent.
+        policy ([`ChatModel`] or [`PromptAgent`], *optional*): Measure the gain of a better system
+            prompt for this policy.
+        prompts (`Sequence[str]`, *optional*, defaults to `("",)`): System prompts to compare, the
+            current one first. The empty prompt is added.
+        reference ([`ChatModel`], *optional*): Writes further prompts from examples, until there are
+            `tried`.
+        tried (`int`, *optional*, defaults to `12`): Number of prompts to compare if a `reference`
+            writes them.
+        top_up_calls (`int`, *optional*, defaults to `0`): Calls of a second look at the prompts, on
+            other rows, if the first one is inconclusive.
+        agent ([`PromptAgent`], *optional*): Measure the signal for GRPO in the rollouts of this
+            agent.
         group_size (`int`, *optional*, defaults to `8`): Group size of the planned training
             (`num_generations`).
-        reward (`Callable`, *optional*): Reward function of the planned training, with TRL's signature. A reward
-            of 1 is right. Defaults to `metric`.
-        refiner ([`ProRefiner`], *optional*): Measure the gain of ProRefine. It starts from the first of
-            `prompts`, or from the paper's prompt if that is empty.
+        reward (`Callable`, *optional*): Reward function of the planned training, with TRL's
+            signature. A reward of 1 is right. Defaults to `metric`.
+        refiner ([`ProRefiner`], *optional*): Measure the gain of ProRefine. It starts from the
+            first of `prompts`, or from the paper's prompt if that is empty.
         llm ([`ChatModel`], *optional*): Measure the score of a large LLM under the best request.
-        requests (`Sequence[str]`, *optional*): Templates of requests with `{question}`, the plain one first.
-        pool (`Mapping[str, ChatModel | Worker]` or [`Workers`], *optional*): Measure several models or workers,
-            each alone and under an oracle's choice. Defaults to the workers of the agent, if its environment is
-            [`Workers`] and has two or more.
-        repeats (`int`, *optional*, defaults to `4`): Number of answers to each request, and of each model of
-            the pool. 1 suffices at temperature 0.
+        requests (`Sequence[str]`, *optional*): Templates of requests with `{question}`, the plain
+            one first.
+        pool (`Mapping[str, ChatModel | Worker]` or [`Workers`], *optional*): Measure several models
+            or workers, each alone and under an oracle's choice. Defaults to the workers of the
+            agent, if its environment is [`Workers`] and has two or more.
+        repeats (`int`, *optional*, defaults to `4`): Number of answers to each request, and of each
+            model of the pool. 1 suffices at temperature 0.
         metric (`str`, ...): Metric that scores an answer between 0 and 1, as in [`evaluate_agent`].
-        calls (`int`, *optional*, defaults to `512`): Largest number of calls of large LLMs in each measurement.
-        delta (`float`, *optional*): The smallest gain that is worth it. Defaults to 0.10, and to 0.05 from
-            2,000 calls on.
+        calls (`int`, *optional*, defaults to `512`): Largest number of calls of large LLMs in each
+            measurement.
+        delta (`float`, *optional*): The smallest gain that is worth it. Defaults to 0.10, and to
+            0.05 from 2,000 calls on.
         seed (`int`, *optional*, defaults to `0`): Seed of rows, ties and samples.
         max_in_flight (`int`, *optional*, defaults to `64`): Largest number of calls in flight.
         sampling (`Mapping`, *optional*): Sampling arguments for the calls of chat models.
@@ -93,7 +98,9 @@ class HeadroomSettings:
 
     @property
     def members(self) -> Mapping[str, Any]:
-        """The models or workers to measure alone: those of the pool, else those that the agent leads."""
+        """The models or workers to measure alone: those of the pool, else those that the agent
+        leads.
+        """
         if isinstance(self.pool, Workers):
             return self.pool.pool
         if self.pool is not None:

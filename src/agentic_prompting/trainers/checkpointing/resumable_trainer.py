@@ -3,8 +3,8 @@
 **Resume.** A resumed run equals the uninterrupted one, bit for bit. transformers' checkpoint has
 weights, optimizer, schedule and random states. GRPO needs more, which is saved here, in one file
 per process: the position in a block of micro-batches that reuse rollouts, the rest of that block,
-metrics and losses that are not logged yet, and the states of the trainer's components. The order of the
-rows is a function of seed and epoch.
+metrics and losses that are not logged yet, and the states of the trainer's components. The order of
+the rows is a function of seed and epoch.
 
 **Skipped steps.** If the environment is down for a whole step, every rollout of it fails, and all
 gradients are zero. AdamW would still decay the weights, and move them by the momentum of earlier
@@ -87,8 +87,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
     checkpoints are partitioned for a number of processes.
 
     Attributes:
-        stateful_components (`dict[str, Stateful]`): The components whose state a checkpoint
-            keeps, by name, one file per process. A component is registered here before `train` begins.
+        stateful_components (`dict[str, Stateful]`): The components whose state a checkpoint keeps,
+            by name, one file per process. A component is registered here before `train` begins.
         staging ([`CheckpointStaging`]): Where a checkpoint is being saved.
         locks_folder (`bool`): Whether `train` locks the output folder. A program that holds the
             lock for longer sets it to `False`.
@@ -312,10 +312,11 @@ class ResumableGRPOTrainer(GRPOTrainer):
         Ctrl-C ends training after the current step, with a checkpoint: [`checkpoint_on_interrupt`].
 
         Raises:
-            `ValueError`: If there are too few rows for a single step; if the state of a component, such
-                as the environment, is not plain data; if another run trains in `output_dir`, or has
-                trained there and is not resumed; if the requested checkpoint is damaged; if a
-                DeepSpeed checkpoint is of another number of processes. The message says what to do.
+            `ValueError`: If there are too few rows for a single step; if the state of a component,
+                such as the environment, is not plain data; if another run trains in `output_dir`,
+                or has trained there and is not resumed; if the requested checkpoint is damaged; if
+                a DeepSpeed checkpoint is of another number of processes. The message says what to
+                do.
         """
         # Find mistakes before the folder is locked.
         self._check_row_count()

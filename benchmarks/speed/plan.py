@@ -207,7 +207,7 @@ def run_in_processes(name: str, real: bool) -> int:
 
 
 def find_free_port() -> int:
-    """A port of this machine that nobody listens at."""
+    """Return a port of this machine on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -84,7 +84,7 @@ class Assumptions:
     # Bytes of an 80 GB GPU that a server has left for keys and values of a 4B model.
     kv_memory: float = 60e9
     servers: int = 8  # GPUs that sample
-    # Of a token in a Rollout: id, mask and log-probability as Python objects in three lists.
+    # Memory of a token in a Rollout: id, mask and log-probability, Python objects in three lists.
     python_bytes: int = 80
 
 

@@ -29,7 +29,7 @@ def code_version(part: Any) -> str | None:
     """Return a digest of a user's function, class or object; `None` if its code is not the user's.
 
     The whole file counts, because a function may call others in it, and so do the files beside it
-    that it imports. Of a script or a notebook only the function or class itself counts: the rest of
+    that it imports. In a script or a notebook only the function or class itself counts: the rest of
     it often changes from run to run. Comments and formatting do not count.
 
     Args:
@@ -94,7 +94,7 @@ def weights_version(folder: str | Path, extra_files: Iterable[str] = ()) -> list
 def row_version(row: Mapping[str, Any], columns: Iterable[str]) -> str:
     """Return a digest of some columns of a row.
 
-    Of the `meta` of [`load_task`] only the user's own columns count, and not where the row is from.
+    In the `meta` of [`load_task`] only the user's own columns count, not where the row is from.
 
     Args:
         row (`Mapping[str, Any]`): The row.

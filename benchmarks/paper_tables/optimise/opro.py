@@ -69,7 +69,7 @@ def optimise_opro(
             unread,
             requests,
         )
-    # An editor that writes an instruction of before has nothing new to propose, and has not failed.
+    # An editor that repeats an earlier instruction has not failed: it has nothing new to propose.
     if repeated:
         logger.info(
             "OPRO: %d of %d replies of the editor repeated an instruction of before, which was not "

@@ -1,4 +1,4 @@
-"""What a client needs to know of the command that it serves: its options, and the other clients.
+"""The check of a command's endpoints before its first request, and the words of its errors.
 
 A program in Python waits patiently for an endpoint that is down. A command whose address is wrong
 should say so within seconds, and name the role's options.

@@ -71,7 +71,7 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What a run of an agent has come to. Without both, the agent gave no answer.
+    """The outcome of a run of an agent: an answer, an error, or neither.
 
     Args:
         returned (`dict`, *optional*): Its answer and other fields.

@@ -23,7 +23,7 @@ class ReachedLimit:
         status (`str`): The status of the rollout if its program returns no answer. `truncated`: the
             context left no room for a reply. `out_of_turns`: the calls, sequences or requests are
             used up. `malformed`: the run has used more resources than it may.
-        name (`str`, *optional*): What is used up: `calls`, `requests`, ...
+        name (`str`, *optional*): The limit that is used up: `calls`, `requests`, ...
         size (`int`, *optional*): How many of them a rollout may have.
     """
 

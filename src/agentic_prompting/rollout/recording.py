@@ -298,7 +298,7 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
 
 
 def _record_returned(returned: Mapping[str, Any]) -> dict[str, Any]:
-    """What a program returned besides its answer, as far as it can be recorded."""
+    """Return the fields that a program returned besides its answer, as far as they can be recorded."""
     recorded = {}
     left_out = []
     for name, value in returned.items():
@@ -319,7 +319,7 @@ def _record_returned(returned: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _RecordedReturn(dict[str, Any]):
-    """What a program returned, as far as it is recorded. Reading more is an error.
+    """The recorded part of what a program returned. Reading another field is an error.
 
     Args:
         values (`Mapping[str, Any]`): The recorded values.

@@ -85,6 +85,14 @@ class OnStep(TrainerCallback):
         self.seen(state)
 
 
+class OnBegin(TrainerCallback):
+    def __init__(self, seen):
+        self.seen = seen
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.seen()
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -355,6 +363,36 @@ def test_the_same_command_after_the_last_step_trains_nothing(tiny_policy, rows, 
     more = build(tiny_policy, tmp_path, rows, max_steps=4)
     more.train(resume_from_checkpoint=True)
     assert more.state.global_step == 4, "a longer run goes on"
+
+
+@pytest.mark.parametrize("scheduler", ["linear", "cosine"])
+def test_a_longer_run_learns_from_its_first_step(tiny_policy, rows, tmp_path, caplog, scheduler):
+    """The optimizer of the checkpoint has the rate 0, with which its schedule ended."""
+    options = {"lr_scheduler_type": scheduler, "learning_rate": 1e-3, "logging_steps": 1}
+    whole = build(tiny_policy, tmp_path / "whole", rows, max_steps=4, **options)
+    whole.train()
+    expected = [entry["learning_rate"] for entry in log_of(whole, 0)]
+    finished = build(tiny_policy, tmp_path / "run", rows, max_steps=2, **options)
+    finished.train()
+    assert "follows the new schedule" not in caplog.text
+
+    longer = build(tiny_policy, tmp_path / "run", rows, max_steps=4, **options)
+    before = []
+    after = []
+    longer.add_callback(OnBegin(lambda: before.append(weights_of(longer))))
+    longer.add_callback(OnStep(lambda state: after.append(weights_of(longer))))
+    longer.train(resume_from_checkpoint=True)
+    assert [entry["learning_rate"] for entry in log_of(longer, 2)] == expected[2:]
+    assert not same_weights(before[0], after[0])
+    assert caplog.text.count("max_steps 2 -> 4") == 1
+
+
+def test_an_unchanged_resume_names_no_schedule(tiny_policy, rows, tmp_path, caplog):
+    build(tiny_policy, tmp_path, rows, max_steps=3).train()
+    for folder in ("checkpoint-3", "checkpoint-2"):
+        again = build(tiny_policy, tmp_path, rows, max_steps=3)
+        again.train(resume_from_checkpoint=str(tmp_path / folder))
+    assert "schedule" not in caplog.text
 
 
 def test_rotation_goes_by_steps_whatever_the_clock_said(tiny_policy, rows, tmp_path):

@@ -31,6 +31,7 @@ from accelerate.utils import DistributedType, send_to_device
 from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
@@ -39,6 +40,7 @@ from ..patches import skip_backward_of_constants
 from ..row_order import EpochSampler
 from .find_checkpoint import STATE_FILE, find_checkpoint, read_resume_option
 from .interrupts import checkpoint_on_interrupt
+from .resumed_schedule import follow_present_schedule
 from .run_folder import (
     contains_run,
     decide_on_main_process,
@@ -374,7 +376,23 @@ class ResumableGRPOTrainer(GRPOTrainer):
     def _resume(self) -> None:
         """Load what transformers does not load itself."""
         self._load_exact_state()
+        self._follow_present_schedule()
         self._load_beside(None if self._checkpoint is None else Path(self._checkpoint))
+
+    def _follow_present_schedule(self) -> None:
+        """Take the rate of the present schedule, and say so if the number of steps has changed."""
+        if self._checkpoint is None or self.state.global_step >= self.state.max_steps:
+            return
+        has_other_rate = follow_present_schedule(self.lr_scheduler)
+        if not has_other_rate or not self.accelerator.is_main_process:
+            return
+        saved_state = TrainerState.load_from_json(str(Path(self._checkpoint, TRAINER_STATE_NAME)))
+        change = "another schedule"
+        if saved_state.max_steps != self.state.max_steps:
+            change = f"max_steps {saved_state.max_steps} -> {self.state.max_steps}"
+        logger.warning(
+            "resumed with %s: the learning rate follows the new schedule from here", change
+        )
 
     def _load_exact_state(self) -> None:
         state = self._read_exact_state(self._checkpoint)

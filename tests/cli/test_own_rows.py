@@ -72,6 +72,9 @@ def test_headroom_measures_a_program_on_its_rows(file, monkeypatch):
     environment = SimpleNamespace(plays_whole_episodes=True)
     monkeypatch.setattr(HeadroomOptions, "open_environment", lambda *_: environment)
     monkeypatch.setattr(headroom, "_load_untrained", lambda *_: None)
+    monkeypatch.setattr(headroom, "find_model", lambda name: name)
+    monkeypatch.setattr(headroom, "check_agent", lambda _: None)
+    monkeypatch.setattr(HeadroomOptions, "add_trained_columns", lambda *_: None)
     options = HeadroomOptions(dataset=file, untrained="m", environment="a:b")
     with ExitStack() as stack:
         settings_fields = headroom._connect_settings(options, stack)
@@ -140,6 +143,32 @@ def test_dropped_rows_are_named_once(tmp_path, caplog):
     agent = AgentArguments(dataset=str(file), held_out=0.3)
     assert len(agent.load("", 0)) + len(agent.load_held_out("", 0)) == 9
     assert sum("dropped 1 row" in message for message in caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        AgentArguments(),
+        RescoreOptions(),
+        CheckEnvOptions(),
+        EvaluateOptions(environment="own:program"),
+        HeadroomOptions(environment="own:program"),
+    ],
+)
+def test_rows_with_a_context_do_not_contradict(options, tmp_path, caplog):
+    rows = [{"Frage": "Wo wohnt er?", "Text": f"Brief {n}", "Antwort": str(n)} for n in range(4)]
+    write_csv(tmp_path / "rows.csv", rows)
+    options.dataset = str(tmp_path / "rows.csv")
+    options.columns = "question=Frage,answer=Antwort"
+    options.task_rows = 4
+    assert len(options.load("", 0)) == 4
+    assert not caplog.messages
+
+
+def test_a_plain_agent_reads_no_context(tmp_path, caplog):
+    write_csv(tmp_path / "rows.csv", [{**ROWS[n], "question": "x"} for n in range(2)])
+    EvaluateOptions(dataset=str(tmp_path / "rows.csv")).load("", 0)
+    assert "no reply is right in both" in caplog.text
 
 
 def test_a_command_sees_no_truth_under_its_own_name(tmp_path, monkeypatch):

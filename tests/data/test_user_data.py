@@ -219,6 +219,18 @@ def test_contradicting_rows_are_warned_of_once(caplog):
     assert not caplog.messages
 
 
+def test_rows_with_another_context_ask_something_else(caplog):
+    rows = [{"question": "x", "answer": str(n % 3), "Text": f"text {n % 3}"} for n in range(4)]
+    dataset = load_task(rows, n=3, context_columns=["Text"])
+    assert len(dataset) == 3 and "context" not in dataset.column_names
+    assert not caplog.messages
+    # Rows that differ in nothing still contradict each other.
+    load_task([*rows, {**rows[0], "answer": "other"}], context_columns=["Text"])
+    assert "1 row " in caplog.text
+    with pytest.raises(ValueError, match="only 1 different"):
+        load_task(rows, n=3)
+
+
 def test_two_columns_of_one_name_are_refused():
     frame = pandas.DataFrame([["x", "y", "z"]], columns=["question", "answer", "answer"])
     with pytest.raises(ValueError, match="several columns called 'answer'"):

@@ -42,6 +42,10 @@ class CheckEnvOptions(TaskRows):
     model: str | None = option("A model that plays the agent, instead of a script.")
     json: bool = option(JSON_HELP, False)
 
+    @property
+    def reads_whole_rows(self) -> bool:
+        return True  # NAME is an environment or a program of the user's own
+
 
 SETTINGS = (CheckEnvOptions,)  # the parser returns an object of each
 

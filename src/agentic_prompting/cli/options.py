@@ -537,6 +537,20 @@ class TaskRows:
                 "the rows of --dataset have no splits; --held-out sets a share of them aside",
             )
 
+    @property
+    def reads_whole_rows(self) -> bool:
+        """Whether the rows go to an agent program or an environment of the user's own."""
+        return ":" in (getattr(self, "environment", None) or "")
+
+    def context_columns(self, source: str) -> list[str]:
+        """The columns of a file that a program or environment may read beside the question."""
+        from ..data import is_user_data
+        from .own_rows import list_context_columns
+
+        if not self.reads_whole_rows or not is_user_data(source):
+            return []
+        return list_context_columns(source, self.column_names())
+
     def _sample(self, rows: Dataset, seed: int, description: str) -> Dataset:
         """`--task-rows` of the rows, or all. Raises `ValueError` if there are fewer."""
         if self.task_rows is None:
@@ -579,6 +593,7 @@ class TaskRows:
                 seed,
                 data_files=self.data_files,
                 columns=self.column_names() or None,
+                context_columns=self.context_columns(source),
             )
         except RuntimeError as error:
             # On one line, even if the message has several.
@@ -639,7 +654,11 @@ class HeldOutRows(TaskRows):
 
         if is_user_data(name):
             return load_task(
-                name, n=self.eval_task_rows, seed=seed, columns=self.eval_columns or None
+                name,
+                n=self.eval_task_rows,
+                seed=seed,
+                columns=self.eval_columns or None,
+                context_columns=self.context_columns(name),
             )
         eval_task, _, split = name.partition("/")
         return load_task(eval_task, split or "test", self.eval_task_rows, seed)

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..data import read_rows
 from ..data.answer_columns import list_answers, parse_answers
+from ..harnesses import SOLUTION_COLUMNS
 
 Row = Mapping[str, Any]
 
@@ -34,6 +35,20 @@ def read_own_rows(file: str, columns: Mapping[str, str]) -> list[dict[str, Any]]
             if own_name in row:
                 row[name] = row[own_name]
     return rows
+
+
+def list_context_columns(file: str, columns: Mapping[str, str]) -> list[str]:
+    """The columns of a file that an agent program may read beside the question.
+
+    Args:
+        file (`str`): The file.
+        columns (`Mapping[str, str]`): Our name for a column -> that of the file.
+    """
+    schema = ("id", "question", *SOLUTION_COLUMNS)
+    # A column is left out by its own name, and by the one that the user gives it.
+    left_out = {columns.get(name, name) for name in schema}
+    names = dict.fromkeys(name for row in read_rows(file) for name in row)
+    return [name for name in names if name not in left_out]
 
 
 def choose_columns(

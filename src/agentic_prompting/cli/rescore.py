@@ -28,6 +28,10 @@ class RescoreOptions(TaskRows):
     task: str | None = option("The run's data set, if the reward needs more of its columns.")
     json: bool = option(JSON_HELP, False)
 
+    @property
+    def reads_whole_rows(self) -> bool:
+        return True  # the rollouts may be those of a program, and a reward reads every column
+
 
 SETTINGS = (RescoreOptions,)  # the parser returns an object of each
 

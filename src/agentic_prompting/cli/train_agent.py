@@ -60,6 +60,10 @@ class AgentArguments(DataAndEnvironment):
         *DataAndEnvironment.LARGE_LLM_OPTIONS,
     )
 
+    @property
+    def reads_whole_rows(self) -> bool:
+        return True
+
     def check(self, args: MultiTurnGRPOConfig) -> None:
         """Raise `ValueError` for wrong arguments before anything is loaded."""
         # Either a known agent or your own.

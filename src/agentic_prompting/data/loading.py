@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ def load_task(
     data_files: DataFiles | Mapping[str, DataFiles] | None = None,
     revision: str | None = None,
     columns: Mapping[str, str] | None = None,
+    context_columns: Sequence[str] = (),
 ) -> Dataset:
     """Load a data set as `id`, `question`, `answers`, `task`, `meta`.
 
@@ -64,6 +65,10 @@ def load_task(
             `answers` (a list, or a text that may be a list in JSON) or `answer` (a single answer,
             used as it is); `id`; any other name goes to `meta`. By default the columns have these
             names.
+        context_columns (`Sequence[str]`, *optional*): Columns of your own data, by its names, that
+            an agent program or an environment reads with the question. Rows with the same question
+            that differ in one of them are different questions: for `n`, and for the warning of rows
+            whose answers contradict each other.
 
     Returns:
         `datasets.Dataset`: `meta` is JSON with the row's number (`row`) and origin (`source`), how
@@ -107,7 +112,7 @@ def load_task(
                 "Pass a dict by split, or cut them with hold_out(rows, share)",
                 split,
             )
-        task_name, records = read_user_data(data, columns or {})
+        task_name, records = read_user_data(data, columns or {}, context_columns)
     else:
         # A named data set, from files or from the Hub.
         if Path(name).suffix and Path(name).is_file():

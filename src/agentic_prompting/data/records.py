@@ -152,6 +152,7 @@ def _read_part(
             "answers": read_row.answers or [""],
             "task": name,
             "meta": {"row": number, "source": part.origin, **read_row.meta},
+            "context": read_row.context,
         }
         records.append(record)
 
@@ -185,9 +186,9 @@ def sample_records(name: str, records: list[Record], n: int, seed: int) -> list[
         `ValueError`: There are fewer than `n` different questions.
     """
     # A question that occurs several times is drawn at most once.
-    first_records: dict[str, Record] = {}
+    first_records: dict[tuple[str, str], Record] = {}
     for record in records:
-        first_records.setdefault(record["question"], record)
+        first_records.setdefault(question_key(record), record)
     candidates = list(first_records.values())
     if n > len(candidates):
         raise ValueError(
@@ -203,6 +204,11 @@ def sample_records(name: str, records: list[Record], n: int, seed: int) -> list[
     return sample
 
 
+def question_key(record: Record) -> tuple[str, str]:
+    """Return what two records have in common if they ask the same: the question and its context."""
+    return record["question"], record.get("context", "")
+
+
 def to_dataset(records: Iterable[Record]) -> Dataset:
     """Convert records to a `datasets.Dataset`, with `meta` as JSON."""
     from datasets import Dataset, Features, List, Value
@@ -212,9 +218,10 @@ def to_dataset(records: Iterable[Record]) -> Dataset:
     features = Features(
         {"id": text, "question": text, "answers": List(text), "task": text, "meta": text}
     )
-    rows = [
-        {**record, "meta": json.dumps(record["meta"], ensure_ascii=False)} for record in records
-    ]
+    rows = []
+    for record in records:
+        row = {name: record[name] for name in features}
+        rows.append({**row, "meta": json.dumps(record["meta"], ensure_ascii=False)})
     return Dataset.from_list(rows, features=features)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,11 +24,13 @@ class ReadRow:
         question (`str`): The question, stripped.
         answers (`list[str]`): The accepted answers, stripped and without duplicates.
         meta (`dict`): Further values, fit for JSON.
+        context (`str`, *optional*): What is read with the question, as a text to compare.
     """
 
     question: str
     answers: list[str]
     meta: dict[str, Any]
+    context: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Reader:
         build_meta (`Callable`, *optional*): A function of the row that returns further values for
             `meta`, fit for JSON.
         id (`str`, *optional*, defaults to `"id"`): The column of the row's id, if it exists.
+        context_columns (`tuple[str, ...]`, *optional*): The columns that are read with the
+            question, if they exist: rows that differ in one of them are different questions.
     """
 
     question: str | Callable[[Row], str]
@@ -52,6 +57,7 @@ class Reader:
     meta_columns: tuple[str, ...] | Mapping[str, str] = ()
     build_meta: Callable[[Row], dict[str, Any]] | None = None
     id: str = "id"
+    context_columns: tuple[str, ...] = ()
 
     @property
     def required_columns(self) -> tuple[str, ...]:
@@ -64,7 +70,8 @@ class Reader:
     def all_columns(self) -> list[str]:
         """All columns that the reader uses, required and optional."""
         meta_columns = self._meta_names().values()
-        return list(dict.fromkeys([*self.required_columns, self.id, *meta_columns]))
+        optional_columns = (self.id, *meta_columns, *self.context_columns)
+        return list(dict.fromkeys([*self.required_columns, *optional_columns]))
 
     def read(self, row: Row) -> ReadRow:
         """Read one row.
@@ -94,7 +101,11 @@ class Reader:
         meta = {name: row[column] for name, column in meta_names.items() if column in row}
         if self.build_meta is not None:
             meta.update(self.build_meta(row))
-        return ReadRow(question=question.strip(), answers=unique_texts, meta=meta)
+        context = ""
+        if self.context_columns:
+            values = [row.get(column) for column in self.context_columns]
+            context = json.dumps(values, default=str)
+        return ReadRow(question=question.strip(), answers=unique_texts, meta=meta, context=context)
 
     def _meta_names(self) -> Mapping[str, str]:
         if isinstance(self.meta_columns, Mapping):

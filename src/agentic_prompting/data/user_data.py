@@ -12,7 +12,7 @@ from .answer_columns import parse_answers
 from .file_formats import Table
 from .files import check_files, is_file_name, read_records_from_files
 from .numeric_columns import is_short_float, restore_integers, restore_short_floats
-from .records import Record, SourceRows, read_records
+from .records import Record, SourceRows, question_key, read_records
 from .task import Reader, Row, Task
 
 if TYPE_CHECKING:
@@ -35,14 +35,18 @@ def is_user_data(name: object) -> bool:
     return not isinstance(name, str) or is_file_name(name)
 
 
-def read_user_data(data: UserData, columns: Mapping[str, str]) -> tuple[str, list[Record]]:
+def read_user_data(
+    data: UserData, columns: Mapping[str, str], context_columns: Sequence[str] = ()
+) -> tuple[str, list[Record]]:
     """Return a name for the user's own data, and its records.
 
     Args:
         data (`str`, `list[str]`, `DataFrame`, `datasets.Dataset` or `list[dict]`): Files, or rows.
         columns (`Mapping[str, str]`): As for [`load_task`].
+        context_columns (`Sequence[str]`, *optional*): As for [`load_task`].
     """
-    task = Task(sources=(), readers=_user_readers(columns), expected_rows={}, licence="")
+    readers = _user_readers(columns, tuple(context_columns))
+    task = Task(sources=(), readers=readers, expected_rows={}, licence="")
     if _is_file_list(data):
         files = check_files("data", data)
         name = Path(files[0]).stem
@@ -65,13 +69,14 @@ def read_user_data(data: UserData, columns: Mapping[str, str]) -> tuple[str, lis
 def _warn_of_repeated_questions(name: str, records: Sequence[Record]) -> None:
     """Log one warning if a question occurs again with other accepted answers.
 
-    No reply is right in both rows, unless the answers have one in common.
+    No reply is right in both rows, unless the answers have one in common, or the agent reads
+    another context in each of them.
     """
-    first_answers: dict[str, set[str]] = {}
+    first_answers: dict[tuple[str, str], set[str]] = {}
     contradictions = []
     for record in records:
         answers = set(record["answers"])
-        if not answers & first_answers.setdefault(record["question"], answers):
+        if not answers & first_answers.setdefault(question_key(record), answers):
             contradictions.append(record["question"])
     if contradictions:
         logger.warning(
@@ -88,7 +93,9 @@ def _is_file_list(data: Any) -> TypeGuard[DataFiles]:
     return len(files) > 0 and all(isinstance(file, (str, Path)) for file in files)
 
 
-def _user_readers(columns: Mapping[str, str]) -> tuple[Reader, ...]:
+def _user_readers(
+    columns: Mapping[str, str], context_columns: tuple[str, ...]
+) -> tuple[Reader, ...]:
     """Return the readers of the user's own data; see `columns` of [`load_task`]."""
     if "answers" in columns and "answer" in columns:
         raise ValueError(f"columns names either `answers` or `answer`, got {dict(columns)}")
@@ -107,6 +114,7 @@ def _user_readers(columns: Mapping[str, str]) -> tuple[Reader, ...]:
         function_columns=(answers_column, *named_columns),
         meta_columns=meta_columns,
         id=id_column,
+        context_columns=context_columns,
     )
     answer_reader = Reader(
         question=question_column,
@@ -114,6 +122,7 @@ def _user_readers(columns: Mapping[str, str]) -> tuple[Reader, ...]:
         function_columns=named_columns,
         meta_columns=meta_columns,
         id=id_column,
+        context_columns=context_columns,
     )
     if "answers" in columns:
         return (answers_reader,)

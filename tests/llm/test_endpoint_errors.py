@@ -11,7 +11,7 @@ from concurrent.futures import wait
 import pytest
 
 from agentic_prompting.llm import LLMError, OpenAIChat, ReplayCache, RoutedChat, Unreachable, start
-from agentic_prompting.llm.circuit_breaker import CircuitBreaker
+from agentic_prompting.llm.circuit_breaker import CircuitBreaker, wait_out_outages
 from agentic_prompting.llm.completions import read_completion
 from agentic_prompting.llm.usage import TokenCounts
 from support.misbehaving import FAULTS, ODD_REPLIES, PASSING, MisbehavingServer, at_random, in_turn
@@ -222,6 +222,42 @@ def test_patience_ends(caplog):
         assert "was down for as long as a call waits" in str(ask(chat, "lone").result(30).error)
         ask(chat, "another").result(30)
     assert sum("is down" in message for message in caplog.messages) == 1, "a wait is not silent"
+
+
+def test_a_dead_server_costs_the_patience_once():
+    """Waves of calls, later ones, and those of another model at the same address."""
+    with MisbehavingServer() as server:
+        options = {"max_retries": 2, "patience": 1, "max_concurrency": 2}
+        with (
+            OpenAIChat("m", server.base_url, **options) as chat,
+            OpenAIChat("other", server.base_url, **options) as other,
+        ):
+            server.go_down()
+            start_time = time.monotonic()
+            replies = replies_to(chat, [str(i) for i in range(12)])
+            errors = [reply.error for reply in replies.values()]
+            errors += [ask(chat, "later").result(10).error, ask(other, "x").result(10).error]
+            assert all(isinstance(error, Unreachable) for error in errors)
+            assert time.monotonic() - start_time < 3
+            server.come_back()
+            time.sleep(2.1)  # an attempt is made every 2 s
+            assert ask(chat, "again").result(10).error is None
+            assert ask(other, "again").result(10).error is None
+            # It has answered: the next outage is waited for again.
+            server.go_down()
+            waiting = ask(chat, "waiting")
+            time.sleep(0.5)
+            assert not waiting.done()
+            server.come_back()
+            assert waiting.result(10).error is None
+
+
+def test_training_waits_for_each_call():
+    with wait_out_outages(), OpenAIChat("m", unused_url(), max_retries=2, patience=0.5) as chat:
+        for text in ("first", "second"):
+            start_time = time.monotonic()
+            assert isinstance(ask(chat, text).result(10).error, Unreachable)
+            assert time.monotonic() - start_time > 0.4
 
 
 def test_being_refused_is_not_being_dead():

@@ -15,6 +15,7 @@ class Endpoint(Protocol):
 
     model: str
     base_url: str
+    patience: float
     requests_per_minute: float | None
 
 
@@ -33,6 +34,7 @@ class ChatCall:
         usage ([`Usage`], *optional*): Tokens and cost of all attempts, including
             unusable answers.
         started (`float`, *optional*): Time of the call, by `time.perf_counter`.
+        sent (`float`, *optional*): When the call had its place among those in flight.
     """
 
     messages: list[Message]
@@ -44,3 +46,4 @@ class ChatCall:
     attempts: int = 0
     usage: Usage = field(default_factory=Usage)
     started: float = field(default_factory=time.perf_counter)
+    sent: float = 0.0

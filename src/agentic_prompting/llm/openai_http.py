@@ -111,7 +111,7 @@ class Http:
     def __init__(self, chat: Endpoint, key: str, account: SpendingAccount):
         self.model = chat.model
         self.account = account
-        self.breaker = CircuitBreaker()
+        self.breaker = CircuitBreaker(chat.base_url, chat.patience)
         self._where = f"{chat.model} at {redact_url(chat.base_url)}"
         self._has_warned = False
         url = urlsplit(chat.base_url)
@@ -161,6 +161,7 @@ class Http:
         }
         # As in the openai package, `extra_body` holds further fields of the request.
         request |= request.pop("extra_body", None) or {}
+        call.sent = time.perf_counter()
         while True:
             reply, wait = await self._attempt(request, call)
             # `call.attempts` was increased by the attempt.
@@ -222,10 +223,11 @@ class Http:
         Returns the reply, and the seconds to wait before a retry; `None` if a retry cannot help.
         """
         start = time.monotonic()
+        is_given_up = self.breaker.was_given_up_before(call.sent)
         if self._renames_limit and "max_tokens" in request:
             request["max_completion_tokens"] = request.pop("max_tokens")
         try:
-            async with self.breaker.attempt(call.patience) as is_probe:
+            async with self.breaker.attempt(call.patience, is_given_up) as is_probe:
                 # The wait for the breaker uses up the call's patience.
                 call.patience = max(0.0, call.patience - (time.monotonic() - start))
                 async with self.account.admitted(request):
@@ -234,11 +236,14 @@ class Http:
                     call.attempts += 1
                     response = await self._post(request, call.timeout)
                     reply = self._read_reply(response, request, call)
-                self._report_to_breaker(response, reply, call, is_probe)
+                is_dead = self._report_to_breaker(response, reply, call, is_probe, is_given_up)
         except LLMError as error:
             # The budget is spent, the endpoint was down for too long, or the request cannot be
             # sent.
             return Reply(error=error), None
+        # One quick try is enough at an endpoint that earlier calls have waited for in vain.
+        if is_given_up and is_dead:
+            return reply, None
         return reply, self._wait_before_retry(response, reply, request, call)
 
     def _read_reply(
@@ -262,15 +267,20 @@ class Http:
         return completion.reply
 
     def _report_to_breaker(
-        self, response: _HttpResponse | LLMError, reply: Reply, call: ChatCall, is_probe: bool
-    ) -> None:
-        """Tell the breaker whether the endpoint is alive."""
+        self,
+        response: _HttpResponse | LLMError,
+        reply: Reply,
+        call: ChatCall,
+        is_probe: bool,
+        is_given_up: bool,
+    ) -> bool:
+        """Tell the breaker whether the endpoint is alive. Return whether it seems dead."""
         is_dead = isinstance(response, TimedOut | Unreachable)
         if reply.error is not None and reply.error.status is not None:
             is_dead = is_dead or reply.error.status >= 500
         if not is_dead:
             self.breaker.alive()
-            return
+            return False
 
         # With few calls in flight, too few fail to open the breaker. So a refused connection opens
         # it before a call's last retry, if the endpoint has not answered any call meanwhile.
@@ -280,22 +290,32 @@ class Http:
         has_not_answered = self.breaker.answered < call.started
         was_up = not self.breaker.pause
         self.breaker.dead(
-            is_probe, is_certain=is_refused and is_before_last_retry and has_not_answered
+            is_probe,
+            is_certain=is_given_up or (is_refused and is_before_last_retry and has_not_answered),
+            has_connection=not isinstance(
+                cause, aiohttp.ClientConnectorError | aiohttp.ServerTimeoutError
+            ),
         )
-        if was_up and self.breaker.pause:
-            self._warn_of_outage(reply.error, call.patience)
+        if was_up and self.breaker.pause and not is_given_up:
+            self._warn_of_outage(reply.error)
         # A probe serves all calls, so it costs no retry.
         if is_refused and is_probe:
             call.max_retries += 1
+        return True
 
-    def _warn_of_outage(self, error: LLMError | None, patience: float) -> None:
+    def _warn_of_outage(self, error: LLMError | None) -> None:
         """Log one warning for a client whose endpoint is down, so that a long wait is not silent."""
         if self._has_warned or error is None:
             return
         self._has_warned = True
         # The text of a server is not shown: it may quote the key.
         reason = error.message if error.status is None else f"HTTP {error.status}"
-        logger.warning("%s is down (%s); a call waits %g s for it", self._where, reason, patience)
+        logger.warning(
+            "%s is down (%s); a call waits %g s for it. Ctrl-C stops; the same command goes on",
+            self._where,
+            reason,
+            self.breaker.patience,
+        )
 
     def _wait_before_retry(
         self,

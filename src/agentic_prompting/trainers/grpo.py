@@ -36,6 +36,7 @@ from ..data import as_dataset
 from ..evolution import Population
 from ..interop import NOT_GIVEN, resolve_environment
 from ..llm import ChatModel, spans, start_traces
+from ..llm.circuit_breaker import wait_out_outages
 from ..local import context_length
 from ..rollout import (
     AgentSpec,
@@ -815,7 +816,8 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             [`TrainingStopped`]: If too many rollouts failed, or if the run is over and all of
                 them failed.
         """
-        with self._step_spans:
+        # Every batch of the failure window waits for an endpoint that is down.
+        with self._step_spans, wait_out_outages():
             output = super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
         failure_reason = self.monitor.failures.failure_reason()
         if failure_reason:

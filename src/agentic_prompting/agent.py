@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .llm import Message, run, start
-from .local import Sampling, context_length, end_of_turn_tokens, local_policy
+from .local import Sampling, context_length, end_of_turn_tokens, loading_dtype, local_policy
 from .refine import ProRefiner
 from .rollout import (
     AgentSpec,
@@ -168,6 +168,8 @@ class PromptAgent:
             name (`str`, *optional*): The environment to use, if the agent was trained in several;
                 `environment` is then that one. Without a name it is a dict of all of them.
             **model_kwargs: Passed to transformers' `from_pretrained` (`dtype`, `device_map`, ...).
+                Without a `dtype` the model has that in which it was saved; on the CPU float32, if
+                the processor has no instructions for bfloat16.
 
         Raises:
             `FileNotFoundError`: There is no such folder and no such model on the hub, or it has no
@@ -189,6 +191,9 @@ class PromptAgent:
         # A LoRA adapter is loaded with its base model, which may be private as well.
         if token is not None:
             model_kwargs["token"] = token
+        # Without a device map the model stays on the CPU, which may compute in float32 alone.
+        if model_kwargs.get("device_map") in (None, "cpu") and "torch_dtype" not in model_kwargs:
+            model_kwargs.setdefault("dtype", loading_dtype())
         model_class: Any = AutoModelForCausalLM
         if (folder / "adapter_config.json").exists():
             from peft import AutoPeftModelForCausalLM

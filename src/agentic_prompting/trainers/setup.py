@@ -7,7 +7,6 @@ arguments. What cannot work is refused there and here, before anything is paid f
 from __future__ import annotations
 
 import logging
-import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from ..llm import Budget, charge
 from ..llm.guard import place_of, watching
-from ..local import has_bf16_instructions
+from ..local import is_bf16_slow
 from ..rollout import AgentSpec, Environment, Limits
 from .config import MultiTurnGRPOConfig, copy_args
 from .loss_inputs import PER_ROLLOUT_LOSS_TYPES
@@ -141,8 +140,8 @@ def check_program_settings(
 
 def warn_of_slow_precision(args: MultiTurnGRPOConfig) -> None:
     """Log a warning before training in bfloat16, TRL's default, on a processor without it."""
-    on_x86_cpu = args.device.type == "cpu" and platform.machine() in ("x86_64", "AMD64")
-    if args.bf16 and on_x86_cpu and not has_bf16_instructions() and args.process_index == 0:
+    on_cpu = args.device.type == "cpu"
+    if args.bf16 and on_cpu and is_bf16_slow() and args.process_index == 0:
         logger.warning(
             "this processor has no instructions for bfloat16, so training may take up to a hundred "
             "times as long as in float32: set bf16=False (--bf16 false)"

@@ -149,7 +149,10 @@ def test_fields_of_a_row_reach_the_environment(tiny_policy):
 def test_an_agent_without_columns_takes_no_row(serve):
     with pytest.raises(openai.BadRequestError) as refused:
         ask(serve(), extra_body={"row": {"context": "x"}})
-    assert "--columns" in str(refused.value)
+    assert "--columns context=context" in str(refused.value)
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(serve(), extra_body={"row": {"answers": "x"}})
+    assert "--columns" not in str(refused.value)
     assert ask(serve(), extra_body={"row": None}).choices[0].message.content == "Nairobi"
 
 

@@ -21,8 +21,8 @@ def test_lines_of_long_work_say_how_long_it_still_takes(capsys, monkeypatch):
         now[0] += 61
         lines.update()
     assert capsys.readouterr().err.splitlines() == [
-        "rollouts: 3 of 10, about 7 min left",
-        "rollouts: 4 of 10, about 6 min left",
+        "rollouts: 3 of 10",
+        "rollouts: 4 of 10",
         "rollouts: 5 of 10, about 5 min left",
         "rollouts: 6 of 10, about 4 min left",
         "rollouts: 7 of 10, about 3 min left",

@@ -42,13 +42,22 @@ class ProgressLines:
     """A replacement for a tqdm bar that prints lines to standard error.
 
     A line reads `rollouts: 96 of 128, about 20 s left`.
+
+    Args:
+        total (`int`): The number of items.
+        label (`str`): The items' name.
+        done (`int`, *optional*, defaults to `0`): The number of items that are done already.
+        share_before_estimate (`float`, *optional*, defaults to 1/3): The share of the other items
+            that must be done before the time left is estimated. Items that are worked on together
+            end at nearly the same time, so that the first ones say little about the pace.
     """
 
-    def __init__(self, total: int, label: str, done: int = 0):
+    def __init__(self, total: int, label: str, done: int = 0, share_before_estimate: float = 1 / 3):
         self.total = total
         self.label = label
         self.n = done  # the name that tqdm has for it
         self._done_before = done
+        self._share_before_estimate = share_before_estimate
         self._print_interval = PrintInterval()
         self._started_at = time.monotonic()
 
@@ -57,6 +66,8 @@ class ProgressLines:
         finished = self.n - self._done_before
         remaining = self.total - self.n
         if finished <= 0 or remaining <= 0:
+            return ""
+        if finished < self._share_before_estimate * (finished + remaining):
             return ""
         # The pace counts only the items of this run, not those that were done before.
         seconds = (time.monotonic() - self._started_at) / finished * remaining

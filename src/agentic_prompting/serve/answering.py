@@ -45,7 +45,7 @@ _FINISH_REASONS = {
     "out_of_turns": "length",
 }
 # Columns that no request may have: the question and its identity, the truth, and a command's files.
-_WITHHELD_FIELDS = {
+WITHHELD_FIELDS = {
     "id",
     "question",
     "prompt",
@@ -153,7 +153,7 @@ class AgentAnswers:
         """
         names = []
         for name, own_name in self.agent.spec.columns.items():
-            if name not in _WITHHELD_FIELDS and own_name not in _WITHHELD_FIELDS:
+            if name not in WITHHELD_FIELDS and own_name not in WITHHELD_FIELDS:
                 names += [name, own_name]
         return list(dict.fromkeys(names))
 

@@ -32,7 +32,7 @@ from ..programs import (
 from ..programs.gateway import DIALECTS, add_request_id, describe_models, is_large_body
 from ..programs.request_threads import run_in_request_thread
 from .access import check_access
-from .answering import ServedAnswer
+from .answering import WITHHELD_FIELDS, ServedAnswer
 from .description import describe
 from .requests import AnswerRequest, read_answer_request
 from .service import CLOSED_REQUEST, Service
@@ -307,7 +307,11 @@ class _App:
                     f"`row` has the field {name[:80]!r}, which {request.model[:80]} does not take"
                 )
                 message += f": it takes {', '.join(taken)}" if taken else ": it takes none"
-                message += ". The operator of the service names such fields with --columns."
+                # The question, the truth and files are never a client's.
+                if name not in WITHHELD_FIELDS:
+                    option = f"--columns {name[:80]}={name[:80]}"
+                    message += f". The operator of the service adds it with serve {option}"
+                message += "."
                 raise Refusal(400, message, "unsupported_value", "row")
 
     # ---- pages ----

@@ -203,6 +203,10 @@ def run_service(service: Service) -> None:
     listener.listen(_BACKLOG)
     address = f"{service.config.host}:{listener.getsockname()[1]}"
     print(f"http://{address}/v1  models: {', '.join(service.models)}  (Ctrl-C stops)", flush=True)
+    for name, model in service.models.items():
+        row_fields = getattr(model, "row_fields", ())
+        if row_fields:
+            print(f"fields of a row that {name} takes: {', '.join(row_fields)}", flush=True)
 
     # Serve until it is stopped. After a signal, end as Ctrl-C ends any program.
     server.run(listener)

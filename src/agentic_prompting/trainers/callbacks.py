@@ -157,7 +157,10 @@ class OneLineProgress(ProgressCallback):
         if self.has_bars and is_watched():
             super().on_train_begin(args, state, control, **kwargs)
         elif state.is_world_process_zero:
-            self._lines = ProgressLines(state.max_steps, self.unit, state.global_step)
+            # Steps follow each other, so the first ones tell the pace.
+            self._lines = ProgressLines(
+                state.max_steps, self.unit, state.global_step, share_before_estimate=0.0
+            )
         self._print_interval = PrintInterval(at_once=True)
         self._unwritten = ""
         # A resumed run says where it goes on.

@@ -556,6 +556,15 @@ def test_a_deterministic_policy_is_told(caplog):
     assert "same reward" in note
 
 
+def test_replies_without_answers_end_the_run():
+    policy = ScriptedChat(lambda messages: random.choice(["a", "b"]))
+    result = evolve(
+        policy, ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, EvolveConfig(steps=5)
+    )
+    assert len(result.steps) == 2
+    assert result.stopped is not None and "grammar" in result.stopped
+
+
 # Held-out problems
 # ---------------------------------------------------------------------------------------------------
 

@@ -179,7 +179,7 @@ def evolve(arguments: Sequence[str]) -> int:
         print_text(f"written to {folder}: system_prompt.txt, state.json")
 
     # The reasons were logged by the evolution itself.
-    if result.stopped:
+    if result.stopped and not result.is_without_answers:
         return 1
     return NOTHING_LEARNED if result.why_nothing_learned else 0
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,10 @@ logger = logging.getLogger(__name__)
 Chat = ChatModel | Callable[..., Any]
 """A chat model, or a function of the messages that returns a text."""
 
+_NO_ANSWER_FOUND = (
+    "the grammar found no answer in any reply; set grammar to 'free', which takes the whole reply "
+    "for the answer, or let the prompt ask for <answer> tags"
+)
 _FORMAT = 2  # version of the saved state; increased when older readers would misread it
 
 
@@ -127,6 +132,11 @@ class EvolveResult:
         return dict(reasons)
 
     @property
+    def is_without_answers(self) -> bool:
+        """Whether the last two steps had no answer in any reply, which ends a run."""
+        return _ends_without_answers(self.steps)
+
+    @property
     def why_nothing_learned(self) -> str:
         """Why the run has no new prompt to show, and what to change; empty if it has one."""
         operators = []
@@ -165,6 +175,10 @@ class EvolveResult:
             f"usable edit ({', '.join(reason_texts)}){proposed_nothing}; take a more capable one, "
             "or raise max_words"
         )
+
+
+def _ends_without_answers(steps: Sequence[StepLog]) -> bool:
+    return [log.note for log in steps[-2:]] == [_NO_ANSWER_FOUND] * 2
 
 
 class EvolutionStopped(RuntimeError):
@@ -260,7 +274,8 @@ def evolve(
         stopped=stopped,
     )
     # A run may end without an error, and still have no new prompt to show.
-    if stopped is None and result.why_nothing_learned:
+    has_ended = stopped is None or result.is_without_answers
+    if has_ended and result.why_nothing_learned:
         logger.warning("nothing was learned: %s", result.why_nothing_learned)
     return result
 
@@ -397,6 +412,10 @@ def _run_until_stopped(
         advice = "with checkpoint= a run can be resumed"
         if path is not None:
             run.save(path)  # with the cost of the failed step
+        # Resumed, it would find no answer either.
+        if _ends_without_answers(run.logs):
+            advice = "the prompt is as it was"
+        elif path is not None:
             advice = f"run again to resume from {path}"
         step_number = len(run.logs)
         logger.warning("evolution stopped at step %d: %s; %s", step_number, stopped, advice)
@@ -436,6 +455,9 @@ def _run_steps(
             logger.warning("no evidence at step %d: %s", log.step, log.note)
         if on_step is not None:
             on_step(log)
+        # Without evidence the prompt stays as it is, so further steps would find no answer either.
+        if _ends_without_answers(logs):
+            raise EvolutionStopped(f"in two steps in a row {_NO_ANSWER_FOUND}, in a new run")
 
     # Evaluate on the held-out rows: every rated prompt (Figure 8), or the first and the best one.
     population = run.population
@@ -604,7 +626,7 @@ class EvolveRun:
         # If the mutation had no evidence, say why.
         note = ""
         if task is not None and outcomes[0].reason == "no_evidence":
-            note = self._explain_no_evidence(task.best)
+            note = self._explain_no_evidence(task.best, results)
         return self._make_step_log(results, outcomes, children, held_out, note)
 
     def _make_step_log(
@@ -650,7 +672,7 @@ class EvolveRun:
             note=note,
         )
 
-    def _explain_no_evidence(self, best: PromptResult) -> str:
+    def _explain_no_evidence(self, best: PromptResult, results: Sequence[PromptResult]) -> str:
         """Return why no problem was worth reflecting on, and what to do about it."""
         # Everything was right.
         num_generations = self.config.num_generations
@@ -662,11 +684,9 @@ class EvolveRun:
             )
 
         # Everything was wrong, because nothing could be read.
-        if all(self.grammar.parse(attempt.text).kind != "answer" for attempt in attempts):
-            return (
-                "the grammar found no answer in any reply; set grammar to 'free', which takes the "
-                "whole reply for the answer, or let the prompt ask for <answer> tags"
-            )
+        all_attempts = chain.from_iterable(result.attempts for result in results)
+        if all(self.grammar.parse(attempt.text).kind != "answer" for attempt in all_attempts):
+            return _NO_ANSWER_FOUND
 
         # The attempts at a problem could not differ.
         if num_generations == 1 and self.config.reflect_on == "mixed":

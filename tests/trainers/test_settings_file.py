@@ -2,8 +2,10 @@
 
 import json
 
+import pytest
 from datasets import Dataset
 from peft import LoraConfig
+from transformers import TrainerCallback
 
 from agentic_prompting.trainers.settings_file import SETTINGS_FILE, RunSettings, describe_inputs
 from support.training import trainer_for
@@ -82,6 +84,74 @@ def test_a_resume_says_which_changed_arguments_have_no_effect(tiny_policy, rows,
     rates = resume(2, learning_rate=1e-5, temperature=0.5, **constant)
     assert "learning_rate 0.001 -> 1e-05 has no effect" in caplog.text and rates[-1] == 1e-3
     assert "resumed with temperature 1.0 -> 0.5" in caplog.text
+
+
+def test_warnings_come_back_until_the_next_checkpoint(tiny_policy, rows, tmp_path, caplog):
+    """A run that is killed before it has trained on saves no checkpoint with the new settings."""
+
+    def start(rows, is_killed=False, max_steps=2, **changes):
+        caplog.clear()
+        options = {
+            "max_steps": max_steps,
+            "save_strategy": "steps",
+            "save_steps": 1,
+            "learning_rate": 1e-3,
+            "lr_scheduler_type": "constant",
+            **changes,
+        }
+        trainer = trainer_for(tiny_policy, tmp_path, rows, **options)
+        if is_killed:
+            trainer.add_callback(Killed())
+            with pytest.raises(KeyboardInterrupt, match="killed"):
+                trainer.train(resume_from_checkpoint=True)
+        else:
+            trainer.train(resume_from_checkpoint=True)
+        return [record.getMessage() for record in caplog.records]
+
+    start(rows, max_steps=1)
+    changed_rows = rows.map(lambda row: {"answers": [*row["answers"], "another"]})
+    changes = {"learning_rate": 1e-5, "temperature": 0.5}
+    for is_killed in (True, True, False):
+        messages = " ".join(start(changed_rows, is_killed, **changes))
+        assert "learning_rate 0.001 -> 1e-05 has no effect" in messages
+        assert "temperature 1.0 -> 0.5" in messages and "the training rows" in messages
+
+    # Trained with them, the next checkpoint has them; the learning rate is still another.
+    messages = " ".join(start(changed_rows, max_steps=3, **changes))
+    assert "temperature" not in messages and "the training rows" not in messages
+    assert "learning_rate 0.001 -> 1e-05 has no effect" in messages
+
+
+class Killed(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        raise KeyboardInterrupt("killed")
+
+
+def test_the_rate_in_effect_is_recorded(tiny_policy, rows, tmp_path):
+    """In the settings and on the card, also without records and after another resume."""
+    options = {"save_strategy": "steps", "save_steps": 1, "rollouts_max_mb": 0}
+    trainer_for(tiny_policy, tmp_path, rows, max_steps=1, learning_rate=1e-3, **options).train()
+    for steps, changes in ((2, {}), (3, {"rollouts_max_mb": 10})):
+        changed = {**options, "learning_rate": 3e-4, "max_steps": steps, **changes}
+        trainer = trainer_for(tiny_policy, tmp_path, rows, **changed)
+        trainer.train(resume_from_checkpoint=True)
+        trainer.save_model()
+        card = (tmp_path / "README.md").read_text()
+        assert "| `learning_rate` | 0.001 |" in card
+        assert trainer.args.learning_rate == 3e-4
+    assert RunSettings.read(tmp_path).args["learning_rate"] == 1e-3
+
+
+def test_a_changed_scheduler_has_an_effect(tiny_policy, rows, tmp_path, caplog):
+    options = {"save_strategy": "steps", "save_steps": 1, "logging_steps": 1, "max_steps": 4}
+    options["learning_rate"] = 1e-3
+    trainer_for(tiny_policy, tmp_path, rows, lr_scheduler_type="linear", **options).train()
+    again = trainer_for(tiny_policy, tmp_path, rows, lr_scheduler_type="constant", **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    rates = [entry["learning_rate"] for entry in again.state.log_history if "loss" in entry]
+    assert rates == [1e-3, 7.5e-4, 1e-3, 1e-3]
+    assert "resumed with lr_scheduler_type linear -> constant" in caplog.text
+    assert "no effect" not in caplog.text
 
 
 def test_edited_code_is_another_input(tmp_path):

@@ -15,6 +15,7 @@ these three steps.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 import warnings
@@ -403,13 +404,21 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             self.add_callback(self._step_spans)
         if self.args.rollouts_max_mb:
             self.add_callback(LogFile(rollout_log.folder, run_id))
-            has_length = hasattr(self.train_dataset, "__len__")  # not a streamed dataset
-            row_count = len(self.train_dataset) if has_length else None
 
-            def find_inputs() -> dict[str, str]:
-                return describe_inputs(self.train_dataset, self._reward_functions, self.environment)
+        # The settings go into each checkpoint, and beside the rollouts if these are recorded.
+        has_length = hasattr(self.train_dataset, "__len__")  # not a streamed dataset
+        row_count = len(self.train_dataset) if has_length else None
 
-            self.add_callback(SettingsFile(row_count, find_inputs))
+        def find_inputs() -> dict[str, str]:
+            return describe_inputs(self.train_dataset, self._reward_functions, self.environment)
+
+        self._settings_file = SettingsFile(
+            row_count,
+            find_inputs,
+            find_checkpoint=lambda: self._checkpoint,
+            writes_file=bool(self.args.rollouts_max_mb),
+        )
+        self.add_callback(self._settings_file)
 
     @property
     def policy(self) -> Policy:
@@ -758,13 +767,25 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         """Return the form of the agent that is saved with the weights."""
         return drop_unused_template(self.spec, self.train_dataset)
 
+    def _save_beside(self, folder: Path) -> None:
+        super()._save_beside(folder)
+        # A resumed run is compared with what its checkpoint was trained with.
+        is_checkpoint = self.staging.folder is not None
+        if is_checkpoint and self._settings_file.settings is not None:
+            self._settings_file.settings.write_checkpoint(folder)
+
     def describe_agent(self) -> TrainedAgent:
         """Return the facts about the trained agent that its model card states."""
         row_count = None
         if hasattr(self.train_dataset, "__len__"):  # not a streamed dataset
             row_count = len(self.train_dataset)
+        # A resumed run keeps the learning rate of its checkpoint, whatever was requested.
+        args = self.args
+        if self._settings_file.settings is not None:
+            args = copy.copy(args)
+            args.learning_rate = self._settings_file.settings.args["learning_rate"]
         return TrainedAgent(
-            args=self.args,
+            args=args,
             model=self.model,
             spec=self.saved_spec(),
             method=self.method,

@@ -44,19 +44,20 @@ _LEARNING_ARGUMENTS = (
     "max_completion_length",
 )
 """Training arguments whose change makes another run of it. Further ones are not compared."""
-_SCHEDULE_ARGUMENTS = ("learning_rate", "lr_scheduler_type")
-"""Those that a resumed run takes from its checkpoint, unless that has the model alone."""
 
 SETTINGS_FILE = Path("rollouts") / "settings.json"
 """The file in a run's folder."""
+CHECKPOINT_SETTINGS_FILE = Path("run_settings.json")
+"""The file in a checkpoint's folder."""
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The settings with which a run was started.
+    """The settings with which a run trains.
 
     Args:
-        args (`dict[str, Any]`): The training arguments by name.
+        args (`dict[str, Any]`): The training arguments by name; a learning rate that has no effect
+            is replaced by the one in effect.
         model (`str`): The name or folder of the model.
         rows (`int`, *optional*): Rows of the training data; `None` if they were streamed.
         processes (`int`): Processes that trained.
@@ -86,6 +87,20 @@ class RunSettings:
                 f"{run} has no {SETTINGS_FILE}: it is not the folder of a training run, or an "
                 "earlier version wrote it; name the run with --config FILE"
             )
+        return cls._read_file(path)
+
+    @classmethod
+    def read_checkpoint(cls, checkpoint: str | Path) -> RunSettings | None:
+        """Read the settings that a checkpoint was trained with; `None` if it does not have them.
+
+        Raises:
+            `ValueError`: The file is damaged.
+        """
+        path = Path(checkpoint) / CHECKPOINT_SETTINGS_FILE
+        return cls._read_file(path) if path.is_file() else None
+
+    @classmethod
+    def _read_file(cls, path: Path) -> RunSettings:
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
@@ -93,8 +108,15 @@ class RunSettings:
 
     def write(self, run: str | Path) -> None:
         """Write the settings into a run's folder, without keys and tokens."""
+        self._write_file(Path(run) / SETTINGS_FILE)
+
+    def write_checkpoint(self, checkpoint: str | Path) -> None:
+        """Write the settings into a checkpoint's folder, without keys and tokens."""
+        self._write_file(Path(checkpoint) / CHECKPOINT_SETTINGS_FILE)
+
+    def _write_file(self, path: Path) -> None:
         text = json.dumps(asdict(self), indent=1, ensure_ascii=False, default=_to_json)
-        atomic_write(Path(run) / SETTINGS_FILE, mask_secrets(text) + "\n")
+        atomic_write(path, mask_secrets(text) + "\n")
 
     @property
     def peft_config(self) -> PeftConfig | None:
@@ -131,19 +153,34 @@ def describe_inputs(
 
 
 class SettingsFile(TrainerCallback):
-    """Writes [`RunSettings`] when training begins.
+    """Keeps [`RunSettings`] when training begins, and writes them into the run's folder.
 
-    If a run is resumed with other rows, other code or another learning rate than the file says, a
-    warning is logged.
+    If a run is resumed with other rows, other code or another learning rate than its checkpoint was
+    trained with, a warning is logged.
 
     Args:
         rows (`int`, *optional*): Rows of the training data.
         find_inputs (`Callable`, *optional*): Returns the digests of [`describe_inputs`].
+        find_checkpoint (`Callable`, *optional*): Returns the checkpoint that training is resumed
+            from.
+        writes_file (`bool`, *optional*, defaults to `True`): Whether to write the run's file.
+
+    Attributes:
+        settings ([`RunSettings`], *optional*): Those of the present training, on the main process.
     """
 
-    def __init__(self, rows: int | None, find_inputs: Callable[[], Mapping[str, str]] = dict):
+    def __init__(
+        self,
+        rows: int | None,
+        find_inputs: Callable[[], Mapping[str, str]] = dict,
+        find_checkpoint: Callable[[], str | None] = lambda: None,
+        writes_file: bool = True,
+    ):
         self.rows = rows
         self.find_inputs = find_inputs
+        self.find_checkpoint = find_checkpoint
+        self.writes_file = writes_file
+        self.settings: RunSettings | None = None
 
     def on_train_begin(
         self,
@@ -155,13 +192,23 @@ class SettingsFile(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero or model is None:
             return
+        arguments = args.to_dict()
         inputs = self.find_inputs()
+        # A resumed run is compared with its checkpoint, and not with the last start: that may have
+        # been killed before its next checkpoint.
+        saved = None
         if state.global_step:
-            _warn_of_changes(args, inputs)
+            saved = _read_saved_settings(self.find_checkpoint(), args.output_dir)
+        if saved is not None:
+            _warn_of_arguments(saved.args, arguments)
+            _warn_of_inputs(saved.inputs, inputs)
+            # The rate in effect is recorded.
+            if _keeps_rate(saved.args) and "learning_rate" in saved.args:
+                arguments["learning_rate"] = saved.args["learning_rate"]
         # An adapter has the settings of its base, and those of its own.
         adapter = getattr(model, "peft_config", {}).get("default")
-        settings = RunSettings(
-            args=args.to_dict(),
+        self.settings = RunSettings(
+            args=arguments,
             model=model.config._name_or_path,
             rows=self.rows,
             processes=args.world_size,
@@ -169,20 +216,31 @@ class SettingsFile(TrainerCallback):
             inputs=inputs,
         )
         # Only `plan` reads the file: a full disk must not end the run.
-        try:
-            settings.write(args.output_dir)
-        except OSError as error:
-            logger.warning("the settings of this run are not recorded: %s", error)
+        if self.writes_file:
+            try:
+                self.settings.write(args.output_dir)
+            except OSError as error:
+                logger.warning("the settings of this run are not recorded: %s", error)
 
 
-def _warn_of_changes(args: TrainingArguments, inputs: Mapping[str, str]) -> None:
-    """Log a warning if a resumed run learns from something else than before, or in another way."""
+def _read_saved_settings(checkpoint: str | None, run: str | Path) -> RunSettings | None:
+    """Return what a checkpoint was trained with, `None` if nothing says it."""
     try:
-        saved = RunSettings.read(args.output_dir)
+        settings = None if checkpoint is None else RunSettings.read_checkpoint(checkpoint)
+        # Checkpoints of earlier versions have no settings: take those of the last start.
+        return settings or RunSettings.read(run)
     except (OSError, ValueError):
-        return  # of an older version, or damaged
-    _warn_of_arguments(saved.args, args.to_dict())
-    saved_inputs = saved.inputs
+        return None  # of an older version, or damaged
+
+
+def _keeps_rate(saved_args: Mapping[str, Any]) -> bool:
+    """Return whether a resumed run takes its learning rate from the checkpoint."""
+    # A checkpoint with the model alone has no schedule.
+    return not saved_args.get("save_only_model")
+
+
+def _warn_of_inputs(saved_inputs: Mapping[str, str], inputs: Mapping[str, str]) -> None:
+    """Log a warning if a resumed run learns from something else than before."""
     changes = [
         name for name in inputs if name in saved_inputs and saved_inputs[name] != inputs[name]
     ]
@@ -205,14 +263,13 @@ def _warn_of_arguments(saved_args: Mapping[str, Any], args: Mapping[str, Any]) -
         if name not in saved_args or name not in args or saved_args[name] == args[name]:
             continue
         change = f"{name} {saved_args[name]} -> {args[name]}"
-        has_schedule = not saved_args.get("save_only_model")
-        is_ignored = name in _SCHEDULE_ARGUMENTS and has_schedule
+        is_ignored = name == "learning_rate" and _keeps_rate(saved_args)
         (ignored if is_ignored else applied).append(change)
     if ignored:
         logger.warning(
-            "%s has no effect: a resumed run goes on with the schedule of its checkpoint. To train "
-            "these weights at another rate, begin a run of its own with the checkpoint as its "
-            "model",
+            "%s has no effect: a resumed run goes on with the learning rate of its checkpoint. To "
+            "train these weights at another rate, begin a run of its own with the checkpoint as "
+            "its model",
             ", ".join(ignored),
         )
     if applied:

@@ -29,6 +29,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType, send_to_device
 from datasets import Dataset
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
@@ -373,17 +374,18 @@ class ResumableGRPOTrainer(GRPOTrainer):
         else:
             super()._run_epoch(*args, **kwargs)
 
-    def _resume(self) -> None:
-        """Load what transformers does not load itself."""
+    def _resume(self, scheduler: LRScheduler | None) -> None:
+        """Load what transformers does not load itself; it has loaded the scheduler's state."""
         self._load_exact_state()
-        self._follow_present_schedule()
+        if scheduler is not None:
+            self._follow_present_schedule(scheduler)
         self._load_beside(None if self._checkpoint is None else Path(self._checkpoint))
 
-    def _follow_present_schedule(self) -> None:
+    def _follow_present_schedule(self, scheduler: LRScheduler) -> None:
         """Take the rate of the present schedule, and say so if the number of steps has changed."""
         if self._checkpoint is None or self.state.global_step >= self.state.max_steps:
             return
-        has_other_rate = follow_present_schedule(self.lr_scheduler)
+        has_other_rate = follow_present_schedule(scheduler)
         if not has_other_rate or not self.accelerator.is_main_process:
             return
         saved_state = TrainerState.load_from_json(str(Path(self._checkpoint, TRAINER_STATE_NAME)))
@@ -524,9 +526,14 @@ class StepStartCallback(TrainerCallback):
         return LoopState(trainer._step, copy.deepcopy(metrics), trainer._tr_loss.clone())
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        lr_scheduler: LRScheduler | None = None,
+        **kwargs: Any,
     ) -> None:
-        self.trainer._resume()
+        self.trainer._resume(lr_scheduler)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -12,6 +12,7 @@ from agentic_prompting.cli.own_rows import choose_columns
 from agentic_prompting.cli.train_program import main as train
 from agentic_prompting.llm.loop import start
 from agentic_prompting.rollout import SPEC_FILE, AgentSpec
+from agentic_prompting.rollout.recording import read_rollouts
 from agentic_prompting.serve import AgentAnswers
 
 COLUMNS = {"question": "Frage", "context": "Text", "answers": "Antwort"}
@@ -79,6 +80,17 @@ def test_ask_gives_the_program_a_row(ask, folder, field, tmp_path):
     file.write_text(json.dumps({field: "the text", "Frage": "what is 9 ?"}))
     status, out, _ = ask("--row", file)
     assert status == 0 and "read the text; what is 9 ?" in out
+
+
+def test_transcripts_begin_with_the_first_request(ask, folder):
+    words = ("--row", '{"context": "the text"}', "what is 9 ?")
+    _, shown, _ = ask(*words)
+    assert shown.index("program        the textwhat is 9 ?") < shown.index("model writes")
+    assert "environment" not in shown
+    first, *_ = json.loads(ask(*words, "--json")[1])["conversation"]
+    assert first["role"] == "program" and "the text" in first["text"]
+    records = list(read_rollouts(folder / "run" / "rollouts"))
+    assert all("it is" in record["first_request"] for record in records) and records
 
 
 def test_ask_names_what_a_row_lacks(ask):

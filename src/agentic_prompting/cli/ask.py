@@ -173,6 +173,9 @@ def _conversation(question: str, rollout: Rollout) -> dict[str, Any]:
 
     # Turns and replies in the order of the conversation.
     messages: list[dict[str, Any]] = []
+    source = "program" if "program/calls" in rollout.counts else "environment"
+    if rollout.first_request:
+        messages.append({"role": source, "text": rollout.first_request, "error": None})
     for position, turn in enumerate(rollout.turns):
         messages.append(
             {"role": "agent", "kind": turn.kind, "text": turn.text, "request": turn.request}
@@ -180,7 +183,7 @@ def _conversation(question: str, rollout: Rollout) -> dict[str, Any]:
         # The last turn, an answer, has no observation.
         for observation in rollout.observations[position : position + 1]:
             error = observation.error and str(observation.error)
-            messages.append({"role": "environment", "text": observation.text, "error": error})
+            messages.append({"role": source, "text": observation.text, "error": error})
 
     # The bill: replies of the large LLM, and the tokens that the agent sampled.
     usages = [reply.usage for reply in rollout.replies]

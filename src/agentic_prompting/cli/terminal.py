@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 REQUEST_LABEL = "agent asks"
 """Stands in front of a request."""
 _SECONDS_IN_SILENCE = 15.0  # of an activity, after which a log has a line about it
+_SHOWN_LENGTH = 2_000  # characters of a first request
 _EMPTY_CELLS = {"0", "0.0", "0.00000", "–", ""}
 
 
@@ -70,7 +71,13 @@ def print_observation(source: str, observation: Observation) -> None:
 
 def print_turns(rollout: Rollout) -> None:
     """Print each turn of an episode that is over, and the environment's reply to it."""
+    from ..rollout.recording import shorten_middle
+
     is_program = "program/calls" in rollout.counts
+    source = "program" if is_program else "environment"
+    # The first request has what the program made of the row.
+    if rollout.first_request:
+        print_styled(f"{source:14} {shorten_middle(rollout.first_request, _SHOWN_LENGTH)}")
     for position, turn in enumerate(rollout.turns):
         # What the model writes in a program is a request or an answer only for the program.
         if is_program and turn.kind == "act":
@@ -85,7 +92,7 @@ def print_turns(rollout: Rollout) -> None:
         observation = rollout.observations[position]
         # A program has nothing to reply to its last turn.
         if not is_program or observation.text or observation.error is not None:
-            print_observation("environment", observation)
+            print_observation(source, observation)
 
 
 def print_table(rows: Sequence[Mapping[str, str]], title: str = "") -> None:

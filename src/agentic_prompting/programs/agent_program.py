@@ -467,6 +467,8 @@ class AgentProgram(Environment, ABC):
         rollout.turns = [
             Turn(call.text, "act", True, thought=call.reply.thought or None) for call in calls
         ]
+        if calls:
+            rollout.first_request = _shown_text(calls[0].new_messages)
         rollout.observations = [
             Observation(_shown_text(call.new_messages), replies=call.llm_replies)
             for call in calls[1:]

@@ -376,6 +376,7 @@ def _trajectory(record: Record) -> dict[str, Any]:
         "answers",
         "answer",
         "error",
+        "first_request",
         "turns",
         "observations",
         "tokens",

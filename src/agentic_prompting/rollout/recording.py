@@ -44,6 +44,7 @@ Beyond this the oldest batches are dropped.
 
 _CHUNK = 2**20
 _MAX_RETURNED_LENGTH = 10_000  # characters of a value that a program returned, as JSON
+_MAX_REQUEST_LENGTH = 10_000  # characters of a program's first request
 _ROW_KEYS = ("id", "question", "answers", "task", "environment", "workers", "budget")
 
 
@@ -225,6 +226,14 @@ def question_text(row: Mapping[str, Any]) -> str:
     return "\n\n".join(texts)
 
 
+def shorten_middle(text: str, length: int) -> str:
+    """Return a text with its middle left out if it has more than `length` characters."""
+    if len(text) <= length:
+        return text
+    half = length // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+
+
 def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     """Return a rollout as data for JSON.
 
@@ -235,7 +244,8 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     `observation`), `cost_usd` (paid), `worth_usd` (including replies that another call or an
     earlier run paid for), `seed`, and the keys of `extra`. The record of an episode with `counts`,
     such as a program's, also has `sequences` (each `role`, `prompt`, `tokens`, `in_loss`), in whose
-    order its turns are, and the `counts`. That of a program has what it `returned` besides the
+    order its turns are, and the `counts`. That of a program has its `first_request` (the middle of
+    a very long one is left out), what it `returned` besides the
     answer, and in `not_recorded` the names of values that JSON cannot hold, or that are very long.
     """
     facts = RolloutFacts.of(rollout)
@@ -253,7 +263,9 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     if rollout.returned is not None:
         record |= _record_returned(rollout.returned)
 
-    # The conversation.
+    # The conversation. That of a program begins with its first request.
+    if rollout.first_request:
+        record["first_request"] = shorten_middle(rollout.first_request, _MAX_REQUEST_LENGTH)
     record["turns"] = [
         {
             "text": turn.text,
@@ -392,6 +404,7 @@ def restore_rollout(
     rollout.observations = [_restore_observation(saved, worth) for saved in observations]
 
     rollout.counts = dict(record.get("counts") or {})
+    rollout.first_request = record.get("first_request") or ""
     rollout.status = record["status"]
     if record.get("error"):
         rollout.error = LLMError(str(record["error"].get("what")))

@@ -211,6 +211,7 @@ class Rollout(TokenSequence):
             for rewards.
         counts (`dict[str, float]`): Numbers about the episode for the logs, by the name of the
             metric.
+        first_request (`str`): What a program sent before the first reply; empty for other episodes.
         traceparent (`str`): The name of its span, if traces are on.
     """
 
@@ -225,6 +226,7 @@ class Rollout(TokenSequence):
     others: list[TokenSequence] = field(default_factory=list, repr=False)
     returned: dict[str, Any] | None = None
     counts: dict[str, float] = field(default_factory=dict, repr=False)
+    first_request: str = field(default="", repr=False)
     traceparent: str = field(default="", repr=False, compare=False)
 
     def add_turn(self, sample: Sample, turn: Turn) -> None:

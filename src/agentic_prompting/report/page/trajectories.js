@@ -151,13 +151,15 @@ const pair = (name, text) => el("p", { class: "note pair" }, `${name}: `, el("bd
 
 function conversation(one) {
   const said = [];
+  const source = one.first_request ? "program" : "environment";
+  if (one.first_request) said.push(saying(source, "first request", one.first_request, "said other", false));
   one.turns.forEach((turn, place) => {
     const odd = turn.well_formed ? "" : `not well formed${turn.problem ? `: ${turn.problem}` : ""}`;
     said.push(saying("agent", `turn ${place + 1}${odd ? ` · ${odd}` : ""}`, turn.text, "said", true));
     const reply = one.observations[place];
     if (!reply) return;
     const how = `${number(reply.seconds, 2)} s${reply.cached ? ", recorded" : ""}`;
-    said.push(saying(reply.error ? "environment failed" : "environment", how, reply.error ?? reply.text, `said other${reply.error ? " failed" : ""}`, false));
+    said.push(saying(reply.error ? `${source} failed` : source, how, reply.error ?? reply.text, `said other${reply.error ? " failed" : ""}`, false));
   });
   return said;
 }

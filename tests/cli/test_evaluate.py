@@ -35,9 +35,11 @@ def test_a_run_is_evaluated_on_rows_of_ones_own(run, asking_policy, mine, tmp_pa
     assert asking_policy.name in line and "[" in line, "the score has an interval"
     assert "| ---" not in out and "exact_match" in out, "a table, and no Markdown"
     assert (out_dir / "table.md").is_file() and (out_dir / "run.json").is_file()
-    status, out, _ = run(
+    assert "already" not in err
+    status, out, err = run(
         "evaluate", "--run", asking_policy, *mine, "--sandbox", "--output-dir", out_dir, "--json"
     )
+    assert f"all 2 answers were in {out_dir} already" in err, "nobody was asked"
     (result,) = json.loads(out)["results"]
     assert result["answers"] == 2 and result["estimates"]["exact_match"]["mean"] in (0.0, 0.5, 1.0)
 

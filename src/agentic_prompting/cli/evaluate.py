@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..llm.guard import count_as_package
+from ..llm.numbers import count_in_words
 from ..records import digest
 from ..versions import file_version, weights_version
 from .example_files import CLONE, find_example, find_shared_folder
@@ -124,6 +125,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     else:
         config = _load_table(options, judges)
         folder = options.output_dir or config.output
+    sizes_before = _answer_file_sizes(folder)
     try:
         if config is None:
             table = _evaluate_run(options, judges, folder)
@@ -146,7 +148,20 @@ def evaluate(arguments: Sequence[str]) -> int:
         print_json(record)
     else:
         _print_table(table)
+    # A table that nobody was asked for looks like a new one.
+    if sizes_before and sizes_before == _answer_file_sizes(folder):
+        results = json.loads(table.files["json"].read_text(encoding="utf-8"))["results"]
+        answers = sum(result["answers"] for result in results)
+        print_error(
+            f"all {count_in_words(answers, 'answer')} were in {folder} already; another "
+            "--output-dir asks anew"
+        )
     return 0
+
+
+def _answer_file_sizes(folder: str | Path) -> dict[Path, int]:
+    """The sizes of the files of answers in a folder. Every new answer adds a line to one."""
+    return {path: path.stat().st_size for path in Path(folder).rglob("*.jsonl")}
 
 
 def _print_table(table: FinishedTable) -> None:

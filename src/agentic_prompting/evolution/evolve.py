@@ -297,7 +297,7 @@ def _resume(run: EvolveRun, path: Path) -> None:
     else:
         logger.warning(
             "%s holds a finished run of %d steps: raise steps to continue, or use another "
-            "checkpoint file",
+            "checkpoint file (--output-dir)",
             path,
             finished_steps,
         )
@@ -837,7 +837,7 @@ class EvolveRun:
             raise ValueError(
                 f"it has format {state['format']}, and this version of agentic-prompting reads "
                 f"format {_FORMAT}: resume with the version that wrote it, or start a new run with "
-                "another checkpoint file"
+                "another checkpoint file (--output-dir)"
             )
 
         # A checkpoint belongs to the prompt that its run began with.
@@ -845,7 +845,7 @@ class EvolveRun:
         if root.text != self.population.members[0].prompt.text:
             raise ValueError(
                 f"the saved run began with another system prompt, {root.text[:80]!r}: use another "
-                "checkpoint file for another run"
+                "checkpoint file (--output-dir) for another run"
             )
         self.evolution.load_state_dict(state)
         self.logs = [StepLog(**log) for log in state["steps"]]

@@ -639,6 +639,8 @@ def nothing_is_fetched(monkeypatch):
         ),
         (["serve", "EMPTY", "--sandbox"], "EMPTY holds no model (no config.json)"),
         (["ask", QUESTION, "--run", "EMPTY", "--sandbox"], "EMPTY holds no model (no config.json)"),
+        (["ask", QUESTION, "--run", "CUT", "--sandbox"], "CUT/checkpoint-10"),
+        (["serve", "CUT", "--sandbox"], "CUT/checkpoint-10"),
         (
             ["ask", QUESTION, "--run", "ADAPTER", "--sandbox"],
             "an adapter of the base model runs/base",
@@ -650,6 +652,11 @@ def test_what_cannot_be_served_or_asked(
 ):
     (tmp_path / "empty").mkdir()
     (tmp_path / "adapter").mkdir()
+    for step in (9, 10):
+        checkpoint = tmp_path / "cut" / f"checkpoint-{step}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "adapter_config.json").write_text("{}")
+    (tmp_path / "cut" / "checkpoint-11").mkdir()  # without a model
     (tmp_path / "runs" / "base").mkdir(parents=True)
     (tmp_path / "adapter" / "adapter_config.json").write_text(
         '{"base_model_name_or_path": "runs/base"}'
@@ -658,10 +665,13 @@ def test_what_cannot_be_served_or_asked(
         "RUN": str(asking_policy),
         "EMPTY": str(tmp_path / "empty"),
         "ADAPTER": str(tmp_path / "adapter"),
+        "CUT": str(tmp_path / "cut"),
     }
     status, out, err = run(*[places.get(word, word) for word in arguments])
     assert (status, out, err.count("\n")) == (2, "", 1), err
-    assert message.replace("EMPTY", places["EMPTY"]) in err
+    for place in ("EMPTY", "CUT"):
+        message = message.replace(place, places[place])
+    assert message in err
 
 
 def refused(method, *arguments):

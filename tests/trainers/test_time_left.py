@@ -32,6 +32,14 @@ def test_lines_of_long_work_say_how_long_it_still_takes(capsys, monkeypatch):
     ]
 
 
+def test_a_finished_run_says_that_nothing_is_left(capsys):
+    callback = callbacks.OneLineProgress()
+    callback.on_train_begin(None, TrainerState(max_steps=8, global_step=8), None)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "resuming after step 8 of 8"
+    assert "nothing is left" in lines[1] and "max_steps" in lines[1]
+
+
 def test_the_line_of_a_step_says_how_long_the_others_take(capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])

@@ -62,6 +62,13 @@ def check_agent(run: str | Path) -> None:
         problem = f"{run} holds no model (no config.json)"
         if holds_evolved_prompt(folder):
             raise ValueError(f"{problem}, but a prompt of `evolve`: {USE_OF_EVOLVED_PROMPT}")
+        checkpoint = find_newest_checkpoint(folder)
+        if checkpoint is not None:
+            raise ValueError(
+                f"{problem}: its training has not finished; take its newest checkpoint, "
+                f"{checkpoint}, or go on with the command of that run and --resume_from_checkpoint "
+                "true"
+            )
         raise ValueError(f"{problem}; give the folder that a trainer saved")
     check_model(run)
 
@@ -104,6 +111,16 @@ def read_trained_columns(run: str | Path) -> dict[str, str]:
     except (OSError, ValueError, AttributeError):
         return {}
     return columns if isinstance(columns, dict) else {}
+
+
+def find_newest_checkpoint(run: Path) -> Path | None:
+    """Return the checkpoint of a run with the most steps and a model, if there is one."""
+    checkpoints = {}
+    for path in run.glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdecimal() and holds_model(path):
+            checkpoints[int(step)] = path
+    return checkpoints[max(checkpoints)] if checkpoints else None
 
 
 def holds_model(folder: Path) -> bool:

@@ -166,6 +166,8 @@ class OneLineProgress(ProgressCallback):
         # A resumed run says where it goes on.
         if state.global_step and state.is_world_process_zero:
             self._write(f"resuming after step {state.global_step} of {state.max_steps}")
+            if state.global_step >= state.max_steps:
+                self._write("nothing is left to train: raise max_steps (or num_train_epochs)")
 
     def on_step_end(
         self,

@@ -42,7 +42,7 @@ def test_signals_while_training(tmp_path, monkeypatch, capfd):
     with (
         pytest.raises(
             interrupts.TrainingInterrupted,
-            match=r"after step 6, .*--resume_from_checkpoint .*checkpoint-6$",
+            match=r'after step 6, .*train\(resume_from_checkpoint=".*checkpoint-6"\)$',
         ),
         interrupts.checkpoint_on_interrupt(trainer),
     ):

@@ -140,6 +140,8 @@ def test_a_forgotten_address_is_pointed_out(run, sums, tmp_path, monkeypatch):
     assert status == 1
     assert "--policy-base-url" in err and "--reference-base-url" in err and "api.openai.com" in err
     assert "--reference-client" in err
+    # The policy's call runs the check, and the error is not the policy's.
+    assert "the reference LLM: " in err
 
 
 def test_a_rejected_key_names_the_options(run, sums, tmp_path):

@@ -266,14 +266,16 @@ class OpenAIChat:
 
         Runs on the background loop.
         """
+        name = self.command_role.name if self.command_role else "the endpoint"
         try:
             http = self._http or self._connect()
             reason = await http.find_silence()
         except LLMError as error:
-            return self._public_error(error, attempts=0)
+            # The call of another role may be the one that runs the check: say whose error it is.
+            named_error = type(error)(f"{name}: {error.message}", status=error.status)
+            return self._public_error(named_error, attempts=0)
         if reason is None:
             return None
-        name = self.command_role.name if self.command_role else "the endpoint"
         question = "is its server running, and is its base_url right?"
         if self.needs_key:
             question = "is there a network, or is its base_url missing?"

@@ -140,8 +140,16 @@ def test_a_forgotten_address_is_pointed_out(run, sums, tmp_path, monkeypatch):
     assert status == 1
     assert "--policy-base-url" in err and "--reference-base-url" in err and "api.openai.com" in err
     assert "--reference-client" in err
-    # The policy's call runs the check, and the error is not the policy's.
-    assert "the reference LLM: " in err
+
+
+def test_a_call_of_one_role_finds_the_missing_key_of_another(run, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with LoopbackServer(solve) as server:
+        words = [*options(task=server.base_url), "--feedback-model=m"]
+        words += ["--prompt=Answer.", "--query=What is 1 + 1?"]
+        status, out, err = run("refine", *words)
+    assert status == 1 and "the feedback model: " in out + err, out + err
 
 
 def test_a_rejected_key_names_the_options(run, sums, tmp_path):

@@ -491,9 +491,9 @@ SAID = {
     (
         "wrong_key"
     ): r"the key was rejected: set OPENAI_API_KEY .*sandbox-oracle at http://127.*HTTP 401",
-    "unreachable": r"no connection .*is the server running, and is base_url right\? .*http://127",
+    "unreachable": r"does not answer .*is its server running, and is its base_url right\? .*http://127",
     "unknown_model": r"unknown model 'gpt-5o' or wrong path: .*HTTP 404",
-    "sandbox_unreachable": r"no connection .*is the server running",
+    "sandbox_unreachable": r"does not answer .*is its server running",
 }
 
 

@@ -21,7 +21,7 @@ from agentic_prompting.evaluation import (
     System,
     find_metrics,
 )
-from agentic_prompting.evaluation.evaluate_agent import file_name
+from agentic_prompting.evaluation.evaluate import file_name
 from agentic_prompting.evaluation.systems import Row
 from agentic_prompting.llm import ChatModel, OpenAIChat, ReplayCache
 from agentic_prompting.llm.endpoint_check import CommandRole, EndpointCheck

@@ -7,7 +7,7 @@ The papers' tables, and the optimisers that they compare with, are reproduced wi
 
 from ..rewards import read_answer
 from .comparisons import Comparison, compare_runs, compare_systems
-from .evaluate_agent import Evaluation, EvaluationStopped, evaluate_agent
+from .evaluate import Evaluation, EvaluationStopped, evaluate_agent
 from .evaluation_tasks import EvaluationTask, load_evaluation_task
 from .intervals import (
     Estimate,

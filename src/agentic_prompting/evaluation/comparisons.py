@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .answer_records import row_index_of
-from .evaluate_agent import Evaluation
+from .evaluate import Evaluation
 from .intervals import PairedDifference, paired_difference
 from .scoring import Result
 

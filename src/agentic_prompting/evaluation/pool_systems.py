@@ -20,7 +20,7 @@ from ..environments.workers import quote
 from ..rewards import exact_match, normalize_answer, read_answer
 from ..rollout import Rollout, rollout_seed
 from .answer_records import is_answered
-from .evaluate_agent import Evaluation
+from .evaluate import Evaluation
 from .metrics import ItemScore
 from .systems import Answer, Row, System, answer_of_replies, worth_of
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ..records import atomic_write
 from .answer_records import read_records
-from .evaluate_agent import Evaluation
+from .evaluate import Evaluation
 from .metrics import Encoder, Metric, find_metrics
 from .scoring import SYSTEM_METRICS, summarise
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..records import atomic_write
 from .comparisons import Comparison
-from .evaluate_agent import Evaluation
+from .evaluate import Evaluation
 from .intervals import Estimate
 from .scoring import Result
 

@@ -285,7 +285,7 @@ class AgentProgram(Environment, ABC):
 
         Raises:
             `Exception`: Whatever the policy raises. A program that raises fails only its own
-            rollout.
+                rollout.
         """
         if not isinstance(chat_format, ChatFormat):
             raise ValueError(

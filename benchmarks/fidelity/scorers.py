@@ -27,21 +27,21 @@ from agentic_prompting.rewards import exact_match, math_match, token_f1
 PAIRS = 300
 
 REASONS = {
-    ("number"): (
+    "number": (
         "both are nothing but a number: SQuAD drops points and signs, by which 2.5 is 25 and -5 is "
         "5"
     ),
-    (
-        "article"
-    ): "nothing is left of either but articles or punctuation: the option A is not the word 'the'",
+    "article": (
+        "nothing is left of either but articles or punctuation: the option A is not the word 'the'"
+    ),
     "empty": "F1 of two texts without a token is SQuAD v2.0's 1.0, and 0.0 in v1.1",
-    ("yes or no"): (
+    "yes or no": (
         "HotpotQA gives F1 0 where one side is yes, no or noanswer; Prompt-R1's formula counts the "
         "overlap"
     ),
     "small number": "math-verify rounds to six decimals, by which all numbers below 5e-7 are equal",
     "hedge": "'12 or 13', 'not 12' and '12 thousand' are not 12: math-verify takes the last number",
-    ("marks"): (
+    "marks": (
         "a right answer as agents write it that math-verify misses: LaTeX without delimiters, "
         "**x**, €5, 1e-9"
     ),

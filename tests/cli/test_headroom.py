@@ -12,17 +12,6 @@ from agentic_prompting.cli.headroom_options import HeadroomOptions
 from support.servers import Answer, LoopbackServer
 
 
-@pytest.fixture
-def sums(tmp_path):
-    rows = [
-        {"question": f"What is {number} + {number}?", "answers": [str(2 * number)]}
-        for number in range(200)
-    ]
-    file = tmp_path / "sums.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
 def add(body, number):
     """Right if the system prompt asks for care, or every third time."""
     question = body["messages"][-1]["content"]

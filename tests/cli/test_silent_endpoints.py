@@ -15,17 +15,6 @@ from support.servers import Answer, LoopbackServer, unused_url
 SECONDS = 15  # an endpoint that has never answered is not waited for longer
 
 
-@pytest.fixture
-def sums(tmp_path):
-    rows = [
-        {"question": f"What is {number} + {number}?", "answers": [str(2 * number)]}
-        for number in range(200)
-    ]
-    file = tmp_path / "sums.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
 @pytest.fixture(params=["refused", "unknown host", "no HTTP"])
 def silent_url(request):
     if request.param == "refused":

@@ -483,14 +483,10 @@ def test_the_demo_against_a_server_that_is_not_ours(runs):
 # --- bad input: one line that says what to do, before anything is trained -------------------------
 
 SAID = {
-    (
-        "unknown_task"
-    ): r"unknown task 'hotpot'; did you mean 'hotpotqa' or 'nq_hotpotqa'\? .*data list",
+    "unknown_task": r"unknown task 'hotpot'; did you mean 'hotpotqa' or 'nq_hotpotqa'\? .*data list",
     "missing_file": r"hotpotqa: no such file: .*nowhere\.jsonl",
     "no_model": r"--environment_model NAME",
-    (
-        "wrong_key"
-    ): r"the key was rejected: set OPENAI_API_KEY .*sandbox-oracle at http://127.*HTTP 401",
+    "wrong_key": r"the key was rejected: set OPENAI_API_KEY .*sandbox-oracle at http://127.*HTTP 401",
     "unreachable": r"does not answer .*is its server running, and is its base_url right\? .*http://127",
     "unknown_model": r"unknown model 'gpt-5o' or wrong path: .*HTTP 404",
     "sandbox_unreachable": r"does not answer .*is its server running",

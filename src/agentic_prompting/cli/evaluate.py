@@ -148,7 +148,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         print_json(record)
     else:
         _print_table(table)
-    # A table that nobody was asked for looks like a new one.
+    # A table looks new even where every answer was already in the file: say so.
     if sizes_before and sizes_before == _answer_file_sizes(folder):
         results = json.loads(table.files["json"].read_text(encoding="utf-8"))["results"]
         answers = sum(result["answers"] for result in results)

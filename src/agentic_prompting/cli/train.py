@@ -18,7 +18,7 @@ from .launch import launch
 TRAIN_METHODS = {
     "prompt-r1": "Train a small LLM to prompt a large one (multi-turn GRPO).",
     "espl": "Train under a population of system prompts that evolves.",
-    ("agent"): (
+    "agent": (
         "Train a model inside an agent program, such as codex; `train --harness codex ...` is the "
         "same."
     ),

@@ -24,7 +24,7 @@ class ReadRow:
         question (`str`): The question, stripped.
         answers (`list[str]`): The accepted answers, stripped and without duplicates.
         meta (`dict`): Further values, fit for JSON.
-        context (`str`, *optional*): What is read with the question, as a text to compare.
+        context (`str`, *optional*): A text that the question is about, such as one to compare.
     """
 
     question: str

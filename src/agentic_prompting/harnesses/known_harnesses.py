@@ -210,9 +210,8 @@ _KNOWN = (
             "OPENAI_API_KEY": "{api_key}",
             "OPENAI_BASE_URL": "{url}",
             "OPENAI_MODEL": "{model}",
-            (
-                "QWEN_CODE_NO_RELAUNCH"
-            ): "true",  # else it starts itself anew for a larger heap: seconds
+            # It would start itself anew for a larger heap, which takes seconds.
+            "QWEN_CODE_NO_RELAUNCH": "true",
         },
         files={".qwen/settings.json": _settings_with_authentication("openai")},
         prompt_file=".qwen/QWEN.md",

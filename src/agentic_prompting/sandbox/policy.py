@@ -37,9 +37,8 @@ ARCHITECTURE: Mapping[str, Any] = {
     "head_dim": 32,
     "max_position_embeddings": 1024,
     "tie_word_embeddings": True,
-    (
-        "initializer_range"
-    ): 0.06,  # at the usual 0.02 a model this small takes twice as long to tell its words apart
+    # At the usual 0.02 a model this small takes twice as long to tell its words apart.
+    "initializer_range": 0.06,
 }
 
 # Parameters of mallopt, from glibc's malloc.h.

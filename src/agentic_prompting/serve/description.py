@@ -86,9 +86,9 @@ def describe(models: Sequence[str]) -> dict[str, Any]:
     paths: dict[str, Any] = {
         "/v1/chat/completions": {
             "post": {
-                (
-                    "summary"
-                ): "An answer to a conversation, in the format of OpenAI's chat completions.",
+                "summary": (
+                    "An answer to a conversation, in the format of OpenAI's chat completions."
+                ),
                 "requestBody": _describe_body({"$ref": "#/components/schemas/ChatRequest"}),
                 "responses": {"200": _ANSWER, **_describe_errors(*_ERRORS)},
             }

@@ -222,7 +222,7 @@ class ReflectionWatch:
         logger.warning(
             "no new system prompt: %s %d attempts to write one have failed (%s)%s%s; "
             "evolution.jsonl in output_dir has each of them. Take a more capable reference LLM, or "
-            "raise max_words= or the max_tokens of its replies",
+            "raise max_words or the max_tokens of its replies",
             f"{self.failed_attempts} of" if no_change else "all",
             attempts,
             reasons,

@@ -16,25 +16,28 @@ Protocol, written before the run of the reported seed.
    are, with the request for a short answer.
 2. Agent. SmolLM2-135M-Instruct, out of a package, in the form, the template and the settings of
    `examples/configs/real.yaml`, which were chosen on countries. It first imitates 64 uneven
-   demonstrations (8 steps of 8) about elements on which the large LLM is right: two in five guess
-   without asking, three repeat the LLM's whole reply or give the fact alone. Then 12 steps of
-   `PromptR1Trainer` with LoRA, 4 questions of 8 rollouts each; the reward is the mean of exact
-   match and token F1. What the tuning seeds said, by what the demonstrations show. Guesses in half
-   of them, as in the other runs: asked in .02 of the questions after the warm start; in a quarter:
-   in all of them. The table's sentences as replies, .7 of which are repeated: nothing exact after
-   the warm start, and no gain by 23 steps of rewards (.25 on average, first and last). The LLM's
-   own replies, .7 repeated: .36 exact, or 0 with other draws. The LLM's own replies, half of them
-   repeated, which is the setting: exact .09 after the warm start and .58 after 12 steps on seed 1
-   (with other draws of the demonstrations), .28 and .58 on seed 2, where the large LLM alone
-   reaches .63; both ask in all questions then.
+   demonstrations (8 steps of 8) about elements on which the large LLM is right. Two in five of them
+   guess without asking; the others ask, and then half repeat the LLM's whole reply and half give
+   the fact alone. Then 12 steps of `PromptR1Trainer` with LoRA, 4 questions of 8 rollouts each; the
+   reward is the mean of exact match and token F1.
+
+   What the tuning seeds said, by what the demonstrations show:
+   - Guesses in half of them, as in the other runs: the agent asked in .02 of the questions after
+     the warm start. Guesses in a quarter: in all of them.
+   - The table's sentences as replies, .7 of which are repeated: no answer exact after the warm
+     start, and no gain by 23 steps of rewards (.25 on average, first and last).
+   - The LLM's own replies, .7 of which are repeated: .36 exact, or 0 with other draws.
+   - The LLM's own replies, half of which are repeated (the setting): on seed 1 exact .09 after the
+     warm start and .58 after 12 steps (with other draws of the demonstrations), on seed 2 .28 and
+     .58, where the large LLM alone reaches .63. Both ask in all questions then.
 3. Compared, on the same questions: the published model, the model after its warm start, the trained
    one; the same model trained as long in a single turn, without the large LLM, after a warm start
    of its own on right answers; the large LLM alone.
-4. Seed 955; tuning seeds 1 and 2.
+4. Seed 955; tuning seeds 1 and 2. Seeds 961 and 962 were added after the run of 955, before any
+   run of theirs and with nothing changed.
 5. Expected: the trained agent asks in at least .9 of the questions; its exact match is above the
    warm start and above training in a single turn, both with an interval above 0 over questions; no
-   rollout fails. Against us: any of these is missed. The figures are printed whatever they are. One
-   seed says nothing about other seeds.
+   rollout fails. Against us: any of these is missed. The figures are printed whatever they are.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ from benchmarks.lab import RECORDS, Records, correct, log, markdown, model_folde
 from benchmarks.real.elements import draw_questions, element_facts
 from benchmarks.real.small_agent import connect, imitate, load_published, score_cells, train_adapter
 
-SEEDS = (955,)
+SEEDS = (955, 961, 962)
 TUNING_SEEDS = (1, 2)
 HELD_OUT_ELEMENTS = 32
 TUNING_QUESTIONS = 64

@@ -16,7 +16,7 @@ from agentic_prompting.evaluation.headroom import (
     aheadroom,
     headroom,
 )
-from agentic_prompting.evaluation.headroom.proposals import DEFAULT_REQUESTS, read_prompts
+from agentic_prompting.evaluation.headroom.proposals import DEFAULT_REQUESTS, read_proposals
 from agentic_prompting.evaluation.headroom_figures import HeadroomFigures
 from agentic_prompting.llm import (
     BadRequest,
@@ -192,8 +192,8 @@ def test_the_report_says_that_nothing_was_compared():
 
 
 def test_reading_prompts_is_linear():
-    assert read_prompts("<prompt>" * 200_000) == []
-    assert len(read_prompts("<prompt>a</prompt>" * 200_000)) == 1
+    assert read_proposals("<prompt>" * 200_000) == []
+    assert len(read_proposals("<prompt>a</prompt>" * 200_000)) == 200_000
 
 
 def test_few_rows_are_answered_twice_and_routed():

@@ -28,6 +28,7 @@ from .hub import (
     find_model,
     holds_evolved_prompt,
     holds_model,
+    list_checkpoints,
 )
 from .option_parser import OptionParser
 from .options import JSON_HELP, MissingOption, option, refuse_options
@@ -619,7 +620,7 @@ def run(run: RunConfiguration) -> Iterator[Finding]:
             )
         return
     # Without a model, name the newest checkpoint, from which the run can go on.
-    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    checkpoints = list_checkpoints(folder)
     if checkpoints:
         yield warning(
             f"{folder} holds checkpoints but no trained agent: its training has not finished",

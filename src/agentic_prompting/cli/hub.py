@@ -113,14 +113,20 @@ def read_trained_columns(run: str | Path) -> dict[str, str]:
     return columns if isinstance(columns, dict) else {}
 
 
-def find_newest_checkpoint(run: Path) -> Path | None:
-    """Return the checkpoint of a run with the most steps and a model, if there is one."""
+def list_checkpoints(run: Path) -> list[Path]:
+    """Return the checkpoints of a run, in the order of their steps."""
     checkpoints = {}
     for path in run.glob("checkpoint-*"):
         step = path.name.removeprefix("checkpoint-")
-        if step.isdecimal() and holds_model(path):
+        if step.isdecimal():
             checkpoints[int(step)] = path
-    return checkpoints[max(checkpoints)] if checkpoints else None
+    return [checkpoints[step] for step in sorted(checkpoints)]
+
+
+def find_newest_checkpoint(run: Path) -> Path | None:
+    """Return the checkpoint of a run with the most steps and a model, if there is one."""
+    checkpoints = [path for path in list_checkpoints(run) if holds_model(path)]
+    return checkpoints[-1] if checkpoints else None
 
 
 def holds_model(folder: Path) -> bool:

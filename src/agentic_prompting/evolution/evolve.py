@@ -14,7 +14,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,7 @@ class StepLog:
         held_out (`float`, *optional*): The best prompt's mean reward on `eval_rows`, if it was
             evaluated.
         note (`str`): If no problem was worth reflecting on: why, and what to do about it.
+        found_no_answer (`bool`): Whether the grammar found no answer in any reply.
     """
 
     step: int
@@ -96,6 +97,7 @@ class StepLog:
     diversity: float
     held_out: float | None = None
     note: str = ""
+    found_no_answer: bool = False
 
 
 @dataclass
@@ -178,7 +180,7 @@ class EvolveResult:
 
 
 def _ends_without_answers(steps: Sequence[StepLog]) -> bool:
-    return [log.note for log in steps[-2:]] == [_NO_ANSWER_FOUND] * 2
+    return [log.found_no_answer for log in steps[-2:]] == [True, True]
 
 
 class EvolutionStopped(RuntimeError):
@@ -625,17 +627,18 @@ class EvolveRun:
 
         # If the mutation had no evidence, say why.
         note = ""
+        found_no_answer = False
         if task is not None and outcomes[0].reason == "no_evidence":
-            note = self._explain_no_evidence(task.best, results)
-        return self._make_step_log(results, outcomes, children, held_out, note)
+            found_no_answer = self._found_no_answer(results)
+            note = _NO_ANSWER_FOUND if found_no_answer else self._explain_no_evidence(task.best)
+        log = self._make_step_log(results, outcomes, children)
+        return replace(log, held_out=held_out, note=note, found_no_answer=found_no_answer)
 
     def _make_step_log(
         self,
         results: Sequence[PromptResult],
         outcomes: Sequence[Outcome],
         children: Sequence[SystemPrompt | None],
-        held_out: float | None,
-        note: str,
     ) -> StepLog:
         """Return the log of a step whose children have joined the population."""
         rewards: list[float | None] = []
@@ -668,12 +671,21 @@ class EvolveRun:
             operators=operators,
             ratings=ratings,
             diversity=self.population.diversity(),
-            held_out=held_out,
-            note=note,
         )
 
-    def _explain_no_evidence(self, best: PromptResult, results: Sequence[PromptResult]) -> str:
-        """Return why no problem was worth reflecting on, and what to do about it."""
+    def _found_no_answer(self, results: Sequence[PromptResult]) -> bool:
+        """Return whether no reply of a step was right, and the grammar found no answer in any."""
+        for attempt in chain.from_iterable(result.attempts for result in results):
+            is_right = attempt.reward is not None and attempt.reward >= 1
+            if is_right or self.grammar.parse(attempt.text).kind == "answer":
+                return False
+        return True
+
+    def _explain_no_evidence(self, best: PromptResult) -> str:
+        """Return why no problem was worth reflecting on, and what to do about it.
+
+        `best` is the result of the step's best prompt.
+        """
         # Everything was right.
         num_generations = self.config.num_generations
         attempts = best.attempts
@@ -682,11 +694,6 @@ class EvolveRun:
                 f"under prompt {best.prompt.id}, the best of the step, every attempt at every "
                 "problem got the reward 1: take harder problems"
             )
-
-        # Everything was wrong, because nothing could be read.
-        all_attempts = chain.from_iterable(result.attempts for result in results)
-        if all(self.grammar.parse(attempt.text).kind != "answer" for attempt in all_attempts):
-            return _NO_ANSWER_FOUND
 
         # The attempts at a problem could not differ.
         if num_generations == 1 and self.config.reflect_on == "mixed":
@@ -701,7 +708,7 @@ class EvolveRun:
             return (
                 f"the policy gave the same reply in all {num_generations} attempts at every "
                 "problem: sample it at a temperature above 0 "
-                """(set policy_sampling to {"temperature": 0.7}), or reflect on failures too """
+                '(set policy_sampling to {"temperature": 0.7}), or reflect on failures too '
                 "(set reflect_on to 'imperfect')"
             )
         return (
@@ -718,8 +725,7 @@ class EvolveRun:
         unevaluated = [member.prompt for member in members if member.held_out is None]
         if unevaluated:
             for result in await self._play(unevaluated, self.eval_rows, epoch=0):
-                rewards = [value for value in result.row if value is not None]
-                self.population.note_held_out(result.prompt, rewards, result.row)
+                self.population.note_held_out(result.prompt, result.row)
         return [(member.held_out or {}).get("mean") for member in members]
 
     def _draw_rows(self) -> tuple[int, list[Mapping[str, Any]]]:

@@ -361,22 +361,17 @@ class Population:
         # Rows of the same prompt get the same V_i.
         return [values[prompt_id] for prompt_id in ids]
 
-    def note_held_out(
-        self,
-        prompt: SystemPrompt,
-        rewards: Sequence[float],
-        scores: Sequence[float | None] | None = None,
-    ) -> None:
-        """Set a member's `held_out` from its mean reward on each held-out problem.
+    def note_held_out(self, prompt: SystemPrompt, scores: Sequence[float | None]) -> None:
+        """Set a member's `held_out` and `held_out_scores`, if any problem has a score.
 
         Changes no rating.
 
         Args:
             prompt ([`SystemPrompt`]): The member's prompt.
-            rewards (`Sequence[float]`): The mean rewards of the problems that have one.
-            scores (`Sequence[float | None]`, *optional*): The same with every problem in its place,
-                if members are compared problem by problem.
+            scores (`Sequence[float | None]`): Its mean reward on each held-out problem, in the same
+                order for every member; `None` for a problem without one.
         """
+        rewards = [score for score in scores if score is not None]
         if rewards:
             member = self.member(prompt)
             member.held_out = {
@@ -384,7 +379,7 @@ class Population:
                 "deviation": statistics.pstdev(rewards),
                 "n": len(rewards),
             }
-            member.held_out_scores = None if scores is None else list(scores)
+            member.held_out_scores = list(scores)
 
     def add(self, child: SystemPrompt, parents: Mapping[int, Rating] | None = None) -> SystemPrompt:
         """Add a child as the newest prompt, and return it with its id.

@@ -174,14 +174,23 @@ class Http:
 
         An error status is an answer, too: not every endpoint has such a list.
         """
-        reason = await self._find_silence_once()
-        if reason is not None and not reason.startswith("no "):
-            # A refused or broken connection may be the accident of a moment.
+        try:
+            return await self._ask_for_models()
+        except (aiohttp.ClientConnectorError, aiohttp.ClientResponseError):
+            # A refused connection, or an answer that is not HTTP, may be the accident of a moment.
             await asyncio.sleep(_FIRST_WAIT)
-            reason = await self._find_silence_once()
-        return reason
+        try:
+            return await self._ask_for_models()
+        except (aiohttp.ClientConnectorError, aiohttp.ClientResponseError) as error:
+            return _connection_error_reason(error)
 
-    async def _find_silence_once(self) -> str | None:
+    async def _ask_for_models(self) -> str | None:
+        """Return why the list of models has no answer in time; `None` for any answer.
+
+        Raises:
+            `aiohttp.ClientConnectorError`: There is no connection.
+            `aiohttp.ClientResponseError`: The answer is not HTTP.
+        """
         warning = asyncio.get_running_loop().call_later(
             _SILENT_SECONDS,
             logger.warning,
@@ -207,8 +216,8 @@ class Http:
             return f"no answer within {_FIRST_ANSWER_SECONDS:g} s"
         except aiohttp.InvalidURL:
             return "base_url, or the proxy that the environment names, is not an address"
-        except (aiohttp.ClientConnectorError, aiohttp.ClientResponseError) as error:
-            return _connection_error_reason(error)  # no connection, or an answer that is not HTTP
+        except (aiohttp.ClientConnectorError, aiohttp.ClientResponseError):
+            raise
         except (aiohttp.ClientError, OSError):
             return None  # a server that hangs up may know chat completions alone
         finally:
@@ -244,6 +253,9 @@ class Http:
         # One quick try is enough at an endpoint that earlier calls have waited for in vain.
         if is_given_up and is_dead:
             return reply, None
+        # The breaker paces the attempts at an endpoint that is down.
+        if is_probe and isinstance(response, LLMError):
+            return reply, 0.0
         return reply, self._wait_before_retry(response, reply, request, call)
 
     def _read_reply(

@@ -245,8 +245,8 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     earlier run paid for), `seed`, and the keys of `extra`. The record of an episode with `counts`,
     such as a program's, also has `sequences` (each `role`, `prompt`, `tokens`, `in_loss`), in whose
     order its turns are, and the `counts`. That of a program has its `first_request` (the middle of
-    a very long one is left out), what it `returned` besides the
-    answer, and in `not_recorded` the names of values that JSON cannot hold, or that are very long.
+    a very long one is left out), what it `returned` besides the answer, and in `not_recorded` the
+    names of values that JSON cannot hold, or that are very long.
     """
     facts = RolloutFacts.of(rollout)
     # The caller's keys, and the row's.

@@ -43,10 +43,9 @@ _WAYS: dict[tuple[str, ...], str] = {
 _ENDS: dict[tuple[str, ...], str] = {
     (): "what is the {relation} of {start} ?",
     ("name",): "what is the {relation} of the country whose capital is {start} ?",
-    (
-        "capital",
-        "name",
-    ): "what is the {relation} of the country whose capital is served by airport {start} ?",
+    ("capital", "name"): (
+        "what is the {relation} of the country whose capital is served by airport {start} ?"
+    ),
 }
 
 SOUGHT = {"capital": "city", "name": "country"}

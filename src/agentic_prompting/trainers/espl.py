@@ -40,6 +40,7 @@ from ..evolution import (
     truth_of,
 )
 from ..evolution.population import member_id
+from ..evolution.results import mean
 from ..evolution.run_files import POPULATION_FILE, PROMPT_FILE
 from ..interop import NOT_GIVEN
 from ..llm import ChatModel, LLMError
@@ -131,8 +132,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         # Step and index of the last rated batch; and of the last one that the checkpoint had rated.
         self._rated_batch = (-1, -1)
         self._rated_in_checkpoint = (-1, -1)
-        # Mean reward of each question of the current evaluation.
-        self._eval_rewards: list[float] = []
+        # Mean reward of each question of the current evaluation; `None` if all attempts failed.
+        self._eval_scores: list[float | None] = []
         # This process's rollouts under the prompt that is being distilled.
         self._teacher_rollouts: list[Rollout] | None = None
 
@@ -219,8 +220,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         # In evaluation, the mean reward of each question, and the rollouts to distil.
         for group_totals in totals.split(batch.position.group_size):
             scored = group_totals[~group_totals.isnan()]
-            if len(scored):
-                self._eval_rewards.append(scored.mean().item())
+            self._eval_scores.append(scored.mean().item() if len(scored) else None)
         if self._teacher_rollouts is not None:
             for rollout in batch.rollouts:
                 if rollout.status != "failed":
@@ -309,12 +309,12 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         The mean reward becomes `held_out` of the prompt's [`Member`]; with several data sets, that
         of the last one.
         """
-        self._eval_rewards = []
+        self._eval_scores = []
         metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         # The result belongs to the prompt that was evaluated, unless it has been distilled.
         prompt = self.prompts.evaluated_prompt or self.final_prompt()
         if prompt.id is not None:
-            self.population.note_held_out(prompt, self._eval_rewards)
+            self.population.note_held_out(prompt, self._eval_scores)
         return metrics
 
     def train(
@@ -377,9 +377,9 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         for prompt in prompts:
             with self.prompts.evaluate_under(prompt):
                 self.evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-            if self._eval_rewards:
-                mean_reward = sum(self._eval_rewards) / len(self._eval_rewards)
-                scores[member_id(prompt)] = mean_reward
+            mean_score = mean(self._eval_scores)
+            if mean_score is not None:
+                scores[member_id(prompt)] = mean_score
         return scores
 
     def distill(self, rows: Dataset | None = None, **sft_arguments: Any) -> None:

@@ -63,11 +63,6 @@ async def ask_for_prompts(
     return await as_chat(reference)([Message(role="user", content=text)])
 
 
-def read_prompts(reply: str) -> list[str]:
-    """Return the distinct texts between `<prompt>` and `</prompt>` that are not empty."""
-    return list(dict.fromkeys(read_proposals(reply)))
-
-
 def read_proposals(reply: str) -> list[str]:
     """Return the texts between `<prompt>` and `</prompt>` that are not empty; one may be repeated."""
     prompts = []

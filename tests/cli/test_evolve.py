@@ -3,6 +3,7 @@ nothing learned.
 """
 
 import json
+import sys
 
 import pytest
 
@@ -116,6 +117,14 @@ def test_nothing_learned_is_status_3_and_says_what_to_change(run, own, models):
     )
     assert "grammar" in last
     assert "Name a colour." in out, "the prompt is as it was"
+
+
+def test_why_nothing_was_learned_is_the_last_line(run, own, models, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", sys.stdout)  # as a terminal shows both
+    status, out, _ = run("evolve", *own, *models.options, "--initial-prompt", "Name it.")
+    lines = out.strip().splitlines()
+    assert status == 3 and any(line.startswith("written to ") for line in lines), lines
+    assert "nothing was learned" in lines[-1] and "grammar" in lines[-1], lines[-3:]
 
 
 def test_advice_names_options(run, own, models):

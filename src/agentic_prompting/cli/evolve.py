@@ -178,10 +178,15 @@ def evolve(arguments: Sequence[str]) -> int:
             print_text(f"together: ${total:.4f}")
         print_text(f"written to {folder}: system_prompt.txt, state.json")
 
-    # The reasons were logged by the evolution itself.
+    # Why the run stopped was logged by the evolution itself.
     if result.stopped and not result.is_without_answers:
         return 1
-    return NOTHING_LEARNED if result.why_nothing_learned else 0
+    if not result.why_nothing_learned:
+        return 0
+    # The evolution has logged this before the summary: repeat it where the eye is.
+    if not options.json:
+        print_error(f"nothing was learned: {result.why_nothing_learned}")
+    return NOTHING_LEARNED
 
 
 def evolve_in_folder(

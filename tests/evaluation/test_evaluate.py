@@ -407,7 +407,7 @@ def test_labels_that_decide_a_refinement_are_asked_again(tmp_path):
 
 def test_a_fatal_failure_stops_and_keeps_what_there_is(tmp_path):
     chat = MeteredChat(ScriptedChat(add), count=CallCount(7))
-    with pytest.raises(EvaluationStopped, match="all 7 calls are used; 8 of 20 answers are there"):
+    with pytest.raises(EvaluationStopped, match="all 7 calls are used; 7 of 20 answers are there"):
         evaluate_agent(
             PromptedSystem(chat, None, max_in_flight=1),
             [TASK],
@@ -541,7 +541,7 @@ def test_a_fatal_error_that_a_system_raises_stops_the_evaluation():
         raise BudgetExceeded("spent")
 
     for one in (Raises(), function):
-        with pytest.raises(EvaluationStopped, match="spent; 1 of 20 answers"):
+        with pytest.raises(EvaluationStopped, match="spent; 0 of 20 answers"):
             evaluate_agent(one, [TASK], runs=1, progress=False)
 
 

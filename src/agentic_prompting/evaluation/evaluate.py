@@ -206,8 +206,10 @@ def _collect_answers(
                 record_file.append([{**record, **identity}])
             bar.update()
             if answer.fatal and answer.error is not None:
+                # A failed answer has a record, too, and is asked again.
+                answered = sum(record.get("error") is None for record in records.values())
                 raise EvaluationStopped(
-                    f"{name}: {answer.error}; {len(records)} of {total} answers are there"
+                    f"{name}: {answer.error}; {answered} of {total} answers are there"
                 )
     # Sorted by task, run and question, whatever the order in which the answers came.
     return [records[key] for key in sorted(records)]

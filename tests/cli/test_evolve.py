@@ -60,6 +60,14 @@ def models():
         yield said
 
 
+def test_the_pointer_to_headroom_repeats_the_limits(run, own, models):
+    prices = ["--policy-client=price=1/1", "--reference-client=price=1/1"]
+    limits = ["--budget-usd=2.5", "--budget-tokens=100000"]
+    words = ["evolve", *own, *models.options, *prices, *limits, "--grammar", "free"]
+    (pointer,) = [line for line in run(*words)[1].splitlines() if "prompting headroom" in line]
+    assert "--budget-usd 2.5" in pointer and "--budget-tokens 100000" in pointer
+
+
 def test_the_whole_reply_is_the_answer_and_the_reward_ones_own(run, own, models):
     free = [
         "--grammar",

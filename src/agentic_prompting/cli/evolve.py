@@ -268,6 +268,8 @@ def _headroom_options(options: EvolveOptions) -> str:
         "--columns": options.columns,
         "--held-out": options.held_out,
         "--prompt": options.initial_prompt or None,
+        "--budget-usd": options.budget_usd,
+        "--budget-tokens": options.budget_tokens,
     }
     words: list[str] = []
     for name, value in values.items():

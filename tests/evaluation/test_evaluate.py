@@ -6,7 +6,7 @@ import asyncio
 import json
 from decimal import Decimal
 from itertools import combinations
-from math import comb
+from math import comb, inf
 from threading import Event
 
 import numpy as np
@@ -201,19 +201,21 @@ def test_a_judges_verdict_is_a_score_and_none_is_ungraded():
     assert score_records(records, find_metrics(["judged"]))["judged"] == [0.0, 1.0, None, 0.0]
 
 
+class Killed(BaseException):
+    pass
+
+
+class Killable(SelfReflection):
+    """Ends as if the process were killed, at the first answer at which `is_killed()` is true."""
+
+    def answer_each(self, rows, seed=0):
+        for answered in super().answer_each(rows, seed):
+            if self.is_killed():
+                raise Killed
+            yield answered
+
+
 def test_a_killed_run_goes_on_without_asking_again(tmp_path):
-    class Killed(BaseException):
-        pass
-
-    class Killable(SelfReflection):
-        stop_after = None
-
-        def answer_each(self, rows, seed=0):
-            for answered in super().answer_each(rows, seed):
-                if self.stop_after is not None and len(asked) >= self.stop_after:
-                    raise Killed
-                yield answered
-
     cache = ReplayCache(tmp_path / "replies.sqlite")
     asked = []
 
@@ -221,9 +223,9 @@ def test_a_killed_run_goes_on_without_asking_again(tmp_path):
         asked.append(messages[0]["content"] + messages[-1]["content"])
         return add(messages[:2])
 
-    def run(stop_after=None):
+    def run(stop_after=inf):
         reflecting = Killable(MeteredChat(ScriptedChat(answer), cache), "Add.", max_in_flight=4)
-        reflecting.stop_after = stop_after
+        reflecting.is_killed = lambda: len(asked) >= stop_after
         return evaluate_agent(reflecting, [TASK], runs=2, output=tmp_path, progress=False)
 
     with pytest.raises(Killed):

@@ -97,6 +97,24 @@ def test_certificates_that_the_environment_names_are_trusted(https, certificate,
 # --- proxies --------------------------------------------------------------------------------------
 
 
+async def pump(reader, writer):
+    """Hand on all bytes until the reader's side is closed."""
+    while data := await reader.read(65536):
+        writer.write(data)
+    writer.close()
+
+
+async def tunnel(connection, host, port):
+    """Hand on bytes between a client's connection and a server, in both directions."""
+    client_reader, client_writer = await asyncio.open_connection(sock=connection)
+    server_reader, server_writer = await asyncio.open_connection(host, port)
+    await asyncio.gather(
+        pump(client_reader, server_writer),
+        pump(server_reader, client_writer),
+        return_exceptions=True,  # either side may reset its connection
+    )
+
+
 @contextmanager
 def proxy(status="200 OK"):
     """A proxy that answers CONNECT with a status and tunnels if it is 200; yields its address and
@@ -111,23 +129,9 @@ def proxy(status="200 OK"):
                 head += self.rfile.readline()
             heads.append(head.decode())
             self.wfile.write(f"HTTP/1.1 {status}\r\n\r\n".encode())
-            if not status.startswith("200"):
-                return
-            host, _, port = head.split()[1].decode().partition(":")
-
-            async def pump(reader, writer):
-                while data := await reader.read(65536):
-                    writer.write(data)
-                writer.close()
-
-            async def tunnel():
-                near = await asyncio.open_connection(sock=self.connection)
-                far = await asyncio.open_connection(host, int(port))
-                await asyncio.gather(
-                    pump(near[0], far[1]), pump(far[0], near[1]), return_exceptions=True
-                )
-
-            asyncio.run(tunnel())
+            if status.startswith("200"):
+                host, _, port = head.split()[1].decode().partition(":")
+                asyncio.run(tunnel(self.connection, host, int(port)))
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Tunnel) as server:
         server.daemon_threads = True

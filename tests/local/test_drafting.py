@@ -79,20 +79,17 @@ DRAFTS = ("right", "half", "one wrong", "one missing", "too long", "nonsense", "
 
 def spoil(kind, output, rng):
     """Return a draft of a kind of `DRAFTS` for an output."""
-    draft = list(output)
-    if kind == "half":
-        draft = draft[: len(draft) // 2]
-    elif kind == "one wrong":
-        draft[rng.randrange(len(draft))] = rng.randrange(VOCABULARY)
-    elif kind == "one missing":
-        del draft[rng.randrange(len(draft))]
-    elif kind == "too long":
-        draft += [rng.randrange(VOCABULARY) for _ in range(10)]
-    elif kind == "nonsense":
-        draft = [rng.randrange(VOCABULARY) for _ in range(20)]
-    elif kind == "empty":
-        draft = []
-    return draft
+    place = rng.randrange(len(output))
+    drafts = {
+        "right": list(output),
+        "half": output[: len(output) // 2],
+        "one wrong": [*output[:place], rng.randrange(VOCABULARY), *output[place + 1 :]],
+        "one missing": [*output[:place], *output[place + 1 :]],
+        "too long": [*output, *(rng.randrange(VOCABULARY) for _ in range(10))],
+        "nonsense": [rng.randrange(VOCABULARY) for _ in range(20)],
+        "empty": [],
+    }
+    return drafts[kind]
 
 
 def test_equal_to_plain_greedy_decoding(model):

@@ -229,6 +229,14 @@ def test_gpu_bound_follows_the_free_memory(policy, tokenizer, monkeypatch):
     assert fits == [True, False, True], "8 KB for rows of half of 32 KB"
 
 
+@torch.no_grad()
+def change_weights(model):
+    """Add noise to every weight."""
+    for parameter in model.parameters():
+        generator = torch.Generator().manual_seed(0)
+        parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+
+
 def test_weights_may_change_during_a_turn(tiny_policy, tokenizer):
     """Rows at work are read again with the new weights and go on with their own random numbers."""
     model = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32).eval()
@@ -239,11 +247,7 @@ def test_weights_may_change_during_a_turn(tiny_policy, tokenizer):
     def change(engine):
         steps.append(1)
         if len(steps) == 6:
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter += 0.1 * torch.randn(
-                        parameter.shape, generator=torch.Generator().manual_seed(0)
-                    )
+            change_weights(model)
             engine.forget()
 
     engine.between = change

@@ -3,12 +3,12 @@ cancellation, crowds.
 """
 
 import asyncio
+import itertools
 import json
 import logging
 import math
 import re
 import socket
-import struct
 import threading
 import time
 import urllib.error
@@ -16,6 +16,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import openai
 import psutil
@@ -55,6 +56,7 @@ from agentic_prompting.serve.answering import conversation
 from agentic_prompting.serve.requests import read_answer_request
 from support import servers
 from support.base_exceptions import KINDS, raising
+from support.hang_ups import hang_up
 from support.marks import LONG
 from support.policies import make_conductor_policy
 from support.servers import LoopbackServer
@@ -987,35 +989,31 @@ def test_a_client_that_hangs_up_stops_its_episode(serve):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_clients_that_hang_up_leave_no_traceback(stream, caplog):
+    """Whether the request is complete, cut off or broken, and before or during the reply (0.1 s)."""
     service = Service(
         {"agent": ChatAnswers(ScriptedChat(["yes " * 50_000] * 100, latency=0.1))}, ServeConfig()
     )
-    body = json.dumps({"model": "agent", "messages": QUESTION, "stream": stream}).encode()
-    head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
-        "application/json\r\n"
+    start = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        "Content-Type: application/json\r\n"
     )
-    requests = [
-        f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body,
-        f"{head}Content-Length: 10000\r\n\r\n".encode() + body,
-        f"{head}Transfer-Encoding: chunked\r\n\r\nzz\r\n".encode(),
-        b"\x16\x03\x01 no HTTP\r\n\r\n",
-    ]
+    body = json.dumps({"model": "agent", "messages": QUESTION, "stream": stream})
+    requests = {
+        "complete": f"{start}Content-Length: {len(body)}\r\n\r\n{body}",
+        "cut off": f"{start}Content-Length: 10000\r\n\r\n{body}",
+        "a broken chunk": f"{start}Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        "no HTTP": "\x16\x03\x01 no HTTP\r\n\r\n",
+    }
+    ways = itertools.product(requests.values(), (0, 0.05, 0.2), (False, True))
     with running(service) as address:
-        for request in requests:
-            for reset in (False, True):
-                for seconds in (0, 0.05, 0.2):
-                    with connection_to(address) as connection:
-                        connection.sendall(request)
-                        time.sleep(seconds)
-                        if reset:
-                            connection.setsockopt(
-                                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-                            )
+        server = urlsplit(address)
+        for request, seconds, with_reset in ways:
+            hang_up(server.hostname, server.port, request.encode(), seconds, with_reset)
         time.sleep(0.3)
-    assert [
+        assert urllib.request.urlopen(f"{address}/health").status == 200
+    assert not [
         record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR
-    ] == []
+    ]
 
 
 def test_a_cancelled_request_leaves_the_engine(tiny_policy):

@@ -25,6 +25,24 @@ def agent(row, base_url, api_key):
     return 0.0
 
 
+def sequences_of(prompt, parts):
+    """The sequences of one rollout: `parts` has the pieces (ids, whether sampled) of each."""
+    sequences = []
+    context = list(prompt)
+    for part in parts:
+        sequence = TokenSequence(list(context))
+        for ids, is_sampled in part:
+            if not is_sampled and not sequence.ids:
+                # An observation in front of a sequence's first turn is in its prompt.
+                sequence.prompt_ids += ids
+            else:
+                sequence.ids += ids
+                sequence.mask += [is_sampled] * len(ids)
+            context += ids
+        sequences.append(sequence)
+    return sequences
+
+
 def crafted(pieces, failed):
     """`B` rollouts of three turns with observations between; rollout i in `pieces(i)` sequences."""
     generator = torch.Generator().manual_seed(3)
@@ -49,20 +67,7 @@ def crafted(pieces, failed):
             2: [steps[:3], steps[3:]],
             3: [steps[:1], steps[1:3], steps[3:]],
         }
-        sequences = []
-        context = list(prompt)
-        for part in cuts[pieces(i)]:
-            sequence = TokenSequence(list(context))
-            for ids, is_sampled in part:
-                if not is_sampled and not sequence.ids:
-                    # An observation in front of a sequence's first turn is in its prompt.
-                    sequence.prompt_ids += ids
-                else:
-                    sequence.ids += ids
-                    sequence.mask += [is_sampled] * len(ids)
-                context += ids
-            sequences.append(sequence)
-        first, *others = sequences
+        first, *others = sequences_of(prompt, cuts[pieces(i)])
         rollout = Rollout(
             first.prompt_ids,
             row={**ROW, "prompt": [{"role": "user", "content": "q"}]},

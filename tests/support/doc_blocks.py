@@ -144,12 +144,12 @@ def docstring_blocks() -> Iterator[Block]:
         source = path.read_text(encoding="utf-8")
         if "```python" not in source:
             continue
+        where = path.relative_to(ROOT).as_posix()
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-                text = ast.get_docstring(node, clean=True)
-                if text:
-                    where = path.relative_to(ROOT).as_posix()
-                    yield from blocks_of(text, where, node.body[0].lineno)
+            if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                continue
+            if text := ast.get_docstring(node, clean=True):
+                yield from blocks_of(text, where, node.body[0].lineno)
 
 
 def docstring_names(block: Block) -> dict[str, Any]:

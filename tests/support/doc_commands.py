@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import re
 import runpy
 import shlex
@@ -39,22 +40,21 @@ _KEPT_HERE = re.compile(r"(examples|benchmarks|docs|tests|src)/[\w./-]+\.\w+")
 _NOT_A_PATH = re.compile(r"^(\w+=\S*|\.\.\.)$")
 
 
+_OPERATORS = frozenset({"&&", "|", ";", "&"})
+_VARIABLE = re.compile(r"[A-Z_]+=.*", re.DOTALL)
+
+
 def commands_in(code: str) -> Iterator[list[str]]:
     """The commands of a shell block as words: one per line or between `&&`, `|` and `;`, without
     comments.
     """
     for line in re.sub(r"\\\n\s*", " ", code).splitlines():
         words = shlex.split(re.sub(r"\s&$", "", line.split(" # ")[0].strip()), comments=True)
-        command: list[str] = []
-        for word in [*words, "&&"]:
-            if word in ("&&", "|", ";", "&"):
-                while command and re.fullmatch(r"[A-Z_]+=.*", command[0]):
-                    del command[0]  # a variable for this command
-                if command:
-                    yield command
-                command = []
-            else:
-                command.append(word)
+        for is_operator, group in itertools.groupby(words, _OPERATORS.__contains__):
+            # Variables for a command stand in front of it.
+            command = list(itertools.dropwhile(_VARIABLE.fullmatch, group))
+            if command and not is_operator:
+                yield command
 
 
 def faults(command: Sequence[str]) -> list[str]:

@@ -69,6 +69,13 @@ def traced(content=False):
         spans._traces = None
 
 
+def spans_in(request):
+    """The spans of an OTLP export request."""
+    for resource in request.resource_spans:
+        for scope in resource.scope_spans:
+            yield from scope.spans
+
+
 class Collector:
     """A real OTLP collector over HTTP; a context manager.
 
@@ -93,14 +100,13 @@ class Collector:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 if self.headers.get("content-encoding") == "gzip":
                     body = gzip.decompress(body)
-                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                    attributes = {
-                        attribute.key: attribute.value.string_value
-                        for attribute in resource.resource.attributes
-                    }
-                    collector.resources.append(attributes)
-                    for scope in resource.scope_spans:
-                        collector.spans.extend(scope.spans)
+                request = ExportTraceServiceRequest.FromString(body)
+                for resource in request.resource_spans:
+                    attributes = resource.resource.attributes
+                    collector.resources.append(
+                        {attribute.key: attribute.value.string_value for attribute in attributes}
+                    )
+                collector.spans.extend(spans_in(request))
                 collector.headers.append(dict(self.headers))
                 self.send_response(200)
                 self.end_headers()
@@ -134,9 +140,7 @@ def collected_over_grpc():
 
     class Service(trace_service_pb2_grpc.TraceServiceServicer):
         def Export(self, request, context):
-            for resource in request.resource_spans:
-                for scope in resource.scope_spans:
-                    names.extend(span.name for span in scope.spans)
+            names.extend(span.name for span in spans_in(request))
             return trace_service_pb2.ExportTraceServiceResponse()
 
     server = grpc.server(ThreadPoolExecutor(1))

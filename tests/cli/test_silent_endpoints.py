@@ -12,7 +12,8 @@ import pytest
 from support.misbehaving import MisbehavingServer
 from support.servers import Answer, LoopbackServer, unused_url
 
-SECONDS = 15  # an endpoint that has never answered is not waited for longer
+# An endpoint that has never answered is waited for 30 s at most, one that has answered for 120 s.
+SECONDS = 60
 
 
 @pytest.fixture(params=["refused", "unknown host", "no HTTP"])

@@ -11,7 +11,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -218,11 +217,11 @@ def test_no_secret_is_inherited(tmp_path, monkeypatch, isolation):
 
 
 @needs_sandbox
+@pytest.mark.timeout(120)  # the command would go on for hours
 def test_a_rollout_that_is_cancelled_leaves_nothing(tmp_path):
     mark = f"{8000 + os.getpid() % 1000}.5"
-    started = time.monotonic()
     rollout, _ = play_program(["sleep", mark], workspace=Workspace(), timeout=1.0)
-    assert rollout.error.kind == "TimedOut" and time.monotonic() - started < 30
+    assert rollout.error.kind == "TimedOut"
     assert (
         f"sleep {mark}"
         not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout

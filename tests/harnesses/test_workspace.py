@@ -323,13 +323,13 @@ def test_children_that_ignore_every_signal_end_with_the_rollout(tmp_path):
         (Workspace(max_memory=2**26), "x = bytearray(2**27)", "memory"),
     ],
 )
+@pytest.mark.timeout(120)  # the command would go on for hours
 def test_a_command_that_uses_too_much_is_ended_and_learns(tmp_path, caplog, space, text, says):
-    command = script(tmp_path, f"ask()\n{text}\nimport time; time.sleep(60)")
+    command = script(tmp_path, f"ask()\n{text}\nimport time; time.sleep(10_000)")
     with caplog.at_level(logging.INFO):
-        started = time.monotonic()
         rollout, _ = play_program(command, workspace=space)
     assert rollout.status == "malformed" and rollout.counts["program/limits_reached"] == 1
-    assert says in caplog.text and time.monotonic() - started < 30 and not left_over()
+    assert says in caplog.text and not left_over()
 
 
 @needs_sandbox
@@ -536,6 +536,7 @@ def test_environments_of_other_vendors_name_the_address(tmp_path):
     assert json.dumps(found)
 
 
+@pytest.mark.timeout(120)  # the command would go on until its own time limit
 def test_a_command_that_goes_on_after_its_rollout_is_over_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr("agentic_prompting.programs.agent_program._GRACE_SECONDS", 1.0)
     text = """
@@ -546,10 +547,8 @@ def test_a_command_that_goes_on_after_its_rollout_is_over_is_ended(tmp_path, mon
         except urllib.error.HTTPError:
             time.sleep(0.05)
     """
-    started = time.monotonic()
     rollout, policy = play_program(
-        script(tmp_path, text), workspace=WORKSPACE, max_calls=2, timeout=120
+        script(tmp_path, text), workspace=WORKSPACE, max_calls=2, timeout=10_000
     )
     assert rollout.status == "out_of_turns"
     assert len(policy.requests) == 2
-    assert time.monotonic() - started < 60

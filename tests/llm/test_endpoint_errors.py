@@ -257,9 +257,9 @@ def test_a_dead_server_costs_the_patience_once(caplog):
 def test_training_waits_for_each_call():
     with wait_out_outages(), OpenAIChat("m", unused_url(), max_retries=2, patience=0.5) as chat:
         for text in ("first", "second"):
-            start_time = time.monotonic()
-            assert isinstance(ask(chat, text).result(10).error, Unreachable)
-            assert time.monotonic() - start_time > 0.4
+            reply = ask(chat, text).result(60)
+            assert isinstance(reply.error, Unreachable)
+            assert reply.attempts > 1
 
 
 def test_being_refused_is_not_being_dead():

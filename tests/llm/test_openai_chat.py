@@ -969,15 +969,13 @@ def test_close_ends_the_call_not_the_episode(serve):
 
 
 def test_an_interpreter_ends_with_waits_of_all_kinds(serve):
-    server, _ = serve(always(Answer(delay=20)))
+    server, _ = serve(always(Answer(delay=600)))
     code = """
 import asyncio, sys
 from agentic_prompting.llm import OpenAIChat, ScriptedChat, start
 chat = OpenAIChat("m", sys.argv[1])
 async def episode(): return await chat([{"role": "user", "content": "x"}])
-futures = [start(episode()), start(asyncio.sleep(60)), start(ScriptedChat(["x"], latency=60)([{"content": "x"}]))]
+futures = [start(episode()), start(asyncio.sleep(600)), start(ScriptedChat(["x"], latency=600)([{"content": "x"}]))]
 """
-    started = time.perf_counter()
-    ended = run_python(code, server.base_url)
+    ended = run_python(code, server.base_url)  # has a time limit below the waits
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
-    assert time.perf_counter() - started < 15

@@ -2,7 +2,6 @@
 
 import gc
 import re
-import time
 from dataclasses import replace
 
 import pytest
@@ -17,6 +16,7 @@ from agentic_prompting.llm import (
     strip_thoughts,
     without_thoughts,
 )
+from support.linear import processor_seconds
 
 VISIBLE = {
     "closed": ("<think>a</think> b", "b"),
@@ -94,13 +94,8 @@ def test_time_is_linear(piece):
 
     def seconds(count: int) -> float:
         text = piece * count
-        times = []
-        for _ in range(3):
-            gc.collect()
-            started = time.process_time()
-            split_thoughts(text, payload)
-            times.append(time.process_time() - started)
-        return min(times)
+        gc.collect()
+        return processor_seconds(lambda: split_thoughts(text, payload))
 
     # Eight times the text: quadratic time would be 64 times as long.
     assert seconds(80_000) < 24 * seconds(10_000) + 0.1

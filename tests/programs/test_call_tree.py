@@ -2,7 +2,6 @@
 
 import random
 import re
-import time
 import zlib
 from array import array
 
@@ -20,6 +19,7 @@ from agentic_prompting.programs.call_tree import (
     share_messages,
 )
 from agentic_prompting.rollout import Sample
+from support.linear import processor_seconds
 from support.programs import ADD
 
 
@@ -273,9 +273,15 @@ def test_words_are_found_as_by_a_pattern(text, words):
 
 
 def test_words_are_sought_in_linear_time():
-    started = time.monotonic()
-    assert not contains_words("-aab" * 250_000, "-aab-aa" + "-aab" * 20_000 + "-aa")
-    assert time.monotonic() - started < 2
+    def seek(count):
+        text = "-aab" * (12 * count)
+        words = "-aab-aa" + "-aab" * count + "-aa"
+        assert not contains_words(text, words)
+
+    few = processor_seconds(lambda: seek(2_000))
+    many = processor_seconds(lambda: seek(20_000), repeats=1)
+    # Ten times as many: quadratic time would be 100 times as long.
+    assert many < 30 * few + 0.1
 
 
 # ---- keys and normal forms ----
@@ -289,10 +295,14 @@ def test_thoughts_are_removed_as_by_a_pattern(pieces):
 
 
 def test_unclosed_thoughts_take_linear_time():
-    text = "<think>" * 200_000
-    started = time.monotonic()
-    assert normalize_text(text) == text
-    assert time.monotonic() - started < 2
+    def normalize(count):
+        text = "<think>" * count
+        assert normalize_text(text) == text
+
+    few = processor_seconds(lambda: normalize(5_000))
+    many = processor_seconds(lambda: normalize(50_000), repeats=1)
+    # Ten times as many: quadratic time would be 100 times as long.
+    assert many < 30 * few + 0.1
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_no_answer_stalls_other_threads():
         longest = max(longest, time.monotonic() - before)
         before = time.monotonic()
     assert verdicts == [None, None, None, True, False]
-    assert longest < 5
+    assert longest < 30, "the lock was held until the end of a computation of hours"
 
 
 def test_the_grading_process_gets_no_secrets(monkeypatch):

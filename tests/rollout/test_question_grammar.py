@@ -1,6 +1,5 @@
 """The question form: a turn with a question mark asks, any other text answers."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -23,6 +22,7 @@ from agentic_prompting.rollout import (
     template_for,
 )
 from support.episodes import ScriptedSampler, assert_whole, fresh
+from support.linear import processor_seconds
 from support.tokenizers_for_tests import FAMILIES, tokenizer_for
 
 FORM = QuestionGrammar(frame=("Found: ", "\nNow answer."))
@@ -124,12 +124,10 @@ def test_any_text_is_read(text):
 def test_reading_takes_linear_time(piece):
     def seconds(count):
         text = piece * count
-        started = time.process_time()
-        for _ in range(5):
-            FORM.parse(text)
-        return time.process_time() - started
+        return processor_seconds(lambda: FORM.parse(text))
 
-    assert seconds(80_000) < 40 * max(seconds(8_000), 1e-3)
+    # Ten times the text: quadratic time would be 100 times as long.
+    assert seconds(80_000) < 30 * seconds(8_000) + 0.1
 
 
 # --- an episode -----------------------------------------------------------------------------------

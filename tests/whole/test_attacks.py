@@ -29,6 +29,11 @@ ROOT = Path(__file__).parents[2]
 # --- a population of 100,000 prompts --------------------------------------------------------------
 
 
+# Of the processor, which other work disturbs less than the clock. It takes 5 to 25, and hours if
+# time is quadratic in the number of prompts.
+SECONDS = 600
+
+
 @pytest.fixture(scope="module")
 def grown():
     """Each prompt the child of the one before, rated against its neighbours."""
@@ -46,9 +51,7 @@ def grown():
         drawn = population.select(3)
         population.record(drawn, [[rng.random()] for _ in drawn])
         population.best()
-    assert time.process_time() - started < 60, (
-        "of the processor, which other work disturbs less than the clock"
-    )
+    assert time.process_time() - started < SECONDS
     return population
 
 
@@ -59,14 +62,14 @@ def test_the_state_of_100_000_prompts(grown, tmp_path):
     load_state(tmp_path / "population.json", again.load_state_dict)
     assert len(again.members) == 100_000 and again.best() == grown.best()
     assert again.select(3) == grown.select(3), "the same draw"
-    assert time.process_time() - started < 60
+    assert time.process_time() - started < SECONDS
 
 
 def test_the_report_of_100_000_prompts(grown, tmp_path):
     atomic_write(tmp_path / "population.json", json.dumps({"population": grown.state_dict()}))
     started = time.process_time()
     page = write_report(tmp_path, pictures=False)
-    assert time.process_time() - started < 60 and page.stat().st_size < 200e6
+    assert time.process_time() - started < SECONDS and page.stat().st_size < 200e6
     assert grown.best().principles[0] in json.dumps(block(page.read_text(), "lineage"))
 
 

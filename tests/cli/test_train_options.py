@@ -219,9 +219,7 @@ def test_an_environment_of_ones_own_is_trained_from_a_file(parts, asking_policy,
     assert "MARKED" in capsys.readouterr().out
     assert {record["rewards"]["short"] for record in read_rollouts("out/rollouts")} == {1.0}
     assert json.loads(Path("out/agentic_prompting.json").read_text())["system_prompt"] == "Hello"
-    with pytest.raises(
-        ValueError, match=r"out holds another run: continue it \(--resume_from_checkpoint true\)"
-    ):
+    with pytest.raises(ValueError, match=r"out.*--resume_from_checkpoint true"):
         main("prompt-r1", ["--config", "run.yaml", *ON_A_CPU])
     main("prompt-r1", ["--config", "run.yaml", "--overwrite", *ON_A_CPU])
     assert Path("out.previous/agentic_prompting.json").exists()

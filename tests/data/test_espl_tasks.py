@@ -43,7 +43,7 @@ def test_pairs_are_two_sets(hub):
     assert train["question"][:] == expected and len(set(train["id"])) == 90
     assert set(test["task"]) == {"hmmt_nov25"} and test["answers"][0] == ["\\sqrt{2}"]
     assert [options["split"] for _, _, options in hub.calls] == ["train"] * 4
-    with pytest.raises(ValueError, match="hmmt has no split 'validation'; it has: train, test"):
+    with pytest.raises(ValueError, match="hmmt.*'validation'.*train, test"):
         load_task("hmmt", "validation")
     with pytest.raises(ValueError, match="single revision cannot pin"):
         load_task("hmmt", "train", revision="abc")

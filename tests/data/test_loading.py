@@ -15,20 +15,20 @@ def test_files_by_split_and_several_files(tmp_path):
     path = written(tmp_path, ROWS["gsm8k"])
     assert load_task("gsm8k", data_files=[path, path]).num_rows == 6
     assert load_task("gsm8k", split="dev", data_files={"dev": Path(path)}).num_rows == 3
-    with pytest.raises(ValueError, match="data_files has no split 'test'; it has: dev"):
+    with pytest.raises(ValueError, match="data_files.*'test'.*dev"):
         load_task("gsm8k", split="test", data_files={"dev": path})
 
 
 def test_missing_column_names_those_there_are(tmp_path):
     path = written(tmp_path, [{"query": "q", "answer": "a"}])
-    with pytest.raises(ValueError, match="no column 'question'; it has: query, answer"):
+    with pytest.raises(ValueError, match="'question'.*query, answer"):
         load_task("hotpotqa", data_files=path)
 
 
 def test_files_that_are_not_there_or_not_readable(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such file: nowhere.parquet"):
         load_task("prompt_r1", data_files="nowhere.parquet")
-    with pytest.raises(ValueError, match="must all end in one of .parquet"):
+    with pytest.raises(ValueError, match=r"\.parquet"):
         load_task("gsm8k", data_files=__file__)
     with pytest.raises(ValueError, match="names no file"):
         load_task("gsm8k", data_files=[])

@@ -213,7 +213,7 @@ def test_a_hub_copy_in_another_order_is_passed_over(hub):
 
 def test_a_copy_of_another_size_is_passed_over(hub):
     hub["SaylorTwift/bbh"] = bbh_rows(249)
-    with pytest.raises(RuntimeError, match="cut by row numbers out of 250 rows, but .* has 249"):
+    with pytest.raises(RuntimeError, match="250.*249"):
         load_task("bbh_object_counting", "train")
 
 
@@ -229,7 +229,7 @@ def test_svamp_is_the_whole_thousand(hub):
     ]
     assert load_task("svamp", "test")[0]["answers"] == ["4"]
     assert hub["calls"][0][2]["split"] == "train+test"
-    with pytest.raises(ValueError, match="svamp has no split 'train'; it has: test"):
+    with pytest.raises(ValueError, match="svamp.*'train'.*test"):
         load_task("svamp")
 
 
@@ -239,7 +239,7 @@ def test_unknown_splits_of_files_that_are_cut(tmp_path):
         load_task("bbh_object_counting", "validation", data_files=tmp_path / "rows.jsonl")["id"][0]
         == "rows-50"
     )
-    with pytest.raises(ValueError, match="has no split 'dev'; it has: train, validation, test"):
+    with pytest.raises(ValueError, match="'dev'.*train, validation, test"):
         load_task("bbh_object_counting", "dev", data_files=tmp_path / "rows.jsonl")
 
 

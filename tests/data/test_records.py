@@ -52,7 +52,7 @@ def test_a_sample_is_seeded_in_drawn_order_and_of_different_questions(tmp_path):
     assert load_task("2wiki", n=10, seed=3, data_files=path)["id"][:] == sample["id"][:]
     assert load_task("2wiki", n=10, seed=4, data_files=path)["id"][:] != sample["id"][:]
     assert len(set(load_task("2wiki", n=20, data_files=path)["question"])) == 20
-    with pytest.raises(ValueError, match="n=21, but there are only 20 different questions"):
+    with pytest.raises(ValueError, match="n=21.*20"):
         load_task("2wiki", n=21, data_files=path)
     with pytest.raises(ValueError, match="n must be at least 1"):
         load_task("2wiki", n=0, data_files=path)

@@ -65,14 +65,14 @@ def test_sets_can_be_put_together(tmp_path):
 
 
 def test_unknown_task_offers_the_nearest():
-    with pytest.raises(ValueError, match="unknown task 'hotpot'; did you mean 'hotpotqa'"):
+    with pytest.raises(ValueError, match="'hotpot'.*'hotpotqa'"):
         load_task("hotpot")
     with pytest.raises(ValueError, match="known: prompt_r1, hotpotqa"):
         load_task("zzz")
 
 
 def test_unknown_split_names_those_there_are():
-    with pytest.raises(ValueError, match="popqa has no split 'train'; it has: test"):
+    with pytest.raises(ValueError, match="popqa.*'train'.*test"):
         load_task("popqa")
 
 

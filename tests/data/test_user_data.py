@@ -98,7 +98,7 @@ def test_own_data_by_split_and_in_several_files(tmp_path):
     assert loaded["answers"][:] == [["a"], ["b"], ["c", "d"]] and len(set(loaded["id"])) == 3
     splits = {"train": files, "test": tmp_path / "b.jsonl"}
     assert (load_task(splits).num_rows, load_task(splits, "test").num_rows) == (3, 1)
-    with pytest.raises(ValueError, match="no split 'dev'; it has: train, test"):
+    with pytest.raises(ValueError, match="'dev'.*train, test"):
         load_task(splits, "dev")
 
 
@@ -133,17 +133,17 @@ def test_a_frame_as_pandas_has_it(tmp_path):
         (
             [{"q": "x", "a": "y"}],
             {},
-            "the list has no column 'question', 'answers'; it has: q, a; say which is which",
+            "the list.*'question', 'answers'.*q, a",
         ),
         (
             [{"q": "x", "a": "y"}],
             {"columns": {"question": "q", "answer": "b"}},
-            "no column 'b'; it has: q, a",
+            "'b'.*q, a",
         ),
         (
             [{"question": "x", "answer": "y"}],
             {"columns": {"level": "hard"}},
-            "no column 'hard'; it has: question, answer",
+            "'hard'.*question, answer",
         ),
         (
             [{"question": "x", "answer": "y"}],
@@ -153,49 +153,50 @@ def test_a_frame_as_pandas_has_it(tmp_path):
         (
             [{"question": "x", "answer": "y"}, {"question": 3, "answer": "y"}],
             {},
-            "row 1 of the list cannot be read",
+            "row 1 of the list.*question",
         ),
         (
             [{"question": "x", "answer": "y"}, {"question": "x", "answer": True}],
             {},
             "row 1 of the list.*got bool",
         ),
-        ([], {}, "has no rows"),
-        ([{"question": "x", "answer": "y"}, ["x", "y"]], {}, "row 1 should be a dict, got list"),
+        ([], {}, "rows"),
+        ([{"question": "x", "answer": "y"}, ["x", "y"]], {}, "row 1.*dict.*list"),
         (17, {}, "got int"),
         (
             [{"question": "x", "answer": ""}],
             {},
-            r"no row of the list has an accepted answer \(1 row\)",
+            "list.*answer",
         ),
-        ("rows.csv", {"data_files": "other.csv"}, "for the sets that have a name"),
+        ("rows.csv", {"data_files": "other.csv"}, "data_files"),
         ("hotpotqa", {"columns": {"question": "q"}}, "columns .*'hotpotqa'"),
     ],
 )
-def test_what_is_wrong_with_ones_own_data_is_said(data, options, message):
+def test_mistakes_in_own_data_are_named(data, options, message):
     with pytest.raises(ValueError, match=message) as caught:
         load_task(data, **options)
     assert "\n" not in str(caught.value)
-    with pytest.raises(FileNotFoundError, match="no such file: nowhere.csv"):
+
+
+def test_a_file_that_does_not_exist_is_named():
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.csv"):
         load_task("nowhere.csv")
 
 
 def test_a_file_with_another_ending_is_a_file(tmp_path):
     path = tmp_path / "rows.txt"
     path.write_text("question\tanswer\nx\ty\n")
-    with pytest.raises(ValueError, match=r"rows.txt does not end as .*\.tsv"):
+    with pytest.raises(ValueError, match=r"rows\.txt.*\.tsv"):
         load_task(str(path), columns={"answer": "answer"})
 
 
 def test_the_row_of_a_frame_and_of_a_file_is_named(tmp_path):
     rows = [{"question": "q", "answer": "a"}, {"question": None, "answer": "a"}]
-    with pytest.raises(
-        ValueError, match="row 1 of the DataFrame cannot be read: `question` must be a text"
-    ):
+    with pytest.raises(ValueError, match="row 1 of the DataFrame.*`question`"):
         load_task(pandas.DataFrame(rows))
     with pytest.raises(
         ValueError,
-        match=r"row 1 \(line 2\) of \S*rows.jsonl cannot be read: `question` must be a text",
+        match=r"row 1 \(line 2\) of \S*rows\.jsonl.*`question`",
     ):
         load_task(written(tmp_path, rows))
 
@@ -250,5 +251,5 @@ def test_columns_the_wrong_way_round_are_named(tmp_path):
 
 def test_an_empty_question_is_named_with_its_line(tmp_path):
     (tmp_path / "rows.csv").write_text('question,answer\n"one\nand one?",2\n,3\n')
-    with pytest.raises(ValueError, match=r"row 1 \(line 4\) of \S*rows.csv cannot be read"):
+    with pytest.raises(ValueError, match=r"row 1 \(line 4\) of \S*rows\.csv"):
         load_task(tmp_path / "rows.csv")

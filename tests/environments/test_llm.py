@@ -95,9 +95,7 @@ def test_history_from_a_function():
 
 @pytest.mark.parametrize("wrong", ["some", "", -1, 1.5, None, ["full"]])
 def test_history_that_is_none_of_these(wrong):
-    with pytest.raises(
-        ValueError, match="history must be 'full', 'last', a number of turns or a function"
-    ) as raised:
+    with pytest.raises(ValueError, match="history.*'full', 'last'") as raised:
         LLMEnvironment(ScriptedChat(["ok"]), history=wrong)
     assert repr(wrong) in str(raised.value) and "\n" not in str(raised.value)
 

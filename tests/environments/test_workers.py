@@ -288,13 +288,19 @@ def test_outages_of_tools_are_failures():
 
 
 def test_cancelling_a_step_cancels_its_calls():
-    ended = []
+    """Also the second, which waits for the reply of the first and is never made."""
+    begun = asyncio.Event()
+    requests = []
+    cancelled = []
 
     async def slow(messages):
+        requests.append(messages[-1]["content"])
+        begun.set()
         try:
-            await asyncio.sleep(60)
-        finally:
-            ended.append(True)
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            cancelled.append(requests[-1])
+            raise
 
     environment = Workers({"a": slow})
     rollout = begin(environment)
@@ -302,12 +308,12 @@ def test_cancelling_a_step_cancels_its_calls():
 
     async def cancel():
         task = asyncio.ensure_future(environment.step(rollout))
-        await asyncio.sleep(0.05)
+        await begun.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     run(cancel())
-    assert ended == [True]
+    assert requests == cancelled == ["x"]
 
 
 # --- kinds of workers, prices, records ------------------------------------------------------------

@@ -409,7 +409,7 @@ def test_labels_that_decide_a_refinement_are_asked_again(tmp_path):
 
 def test_a_fatal_failure_stops_and_keeps_what_there_is(tmp_path):
     chat = MeteredChat(ScriptedChat(add), count=CallCount(7))
-    with pytest.raises(EvaluationStopped, match="all 7 calls are used; 7 of 20 answers are there"):
+    with pytest.raises(EvaluationStopped, match="7 calls.*7 of 20"):
         evaluate_agent(
             PromptedSystem(chat, None, max_in_flight=1),
             [TASK],
@@ -511,14 +511,14 @@ def test_two_tasks_of_one_name_are_refused_before_anything_is_asked(tmp_path):
         evaluate_agent(system(), [str(file) for file in files], progress=False)
 
 
-def test_other_bad_input():
-    with pytest.raises(ValueError, match="runs and n must be at least 1"):
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="runs and n"):
         evaluate_agent(system(), [TASK], runs=0)
     with pytest.raises(ValueError, match="unknown metric 'f1'"):
         evaluate_agent(system(), [TASK], metrics=["f1"])
-    with pytest.raises(TypeError, match="a system is a System or a function"):
+    with pytest.raises(TypeError, match="System"):
         evaluate_agent("gpt", [TASK])
-    with pytest.raises(ValueError, match="gave 1 answers to 20 questions"):
+    with pytest.raises(ValueError, match="1 answers.*20 questions"):
         evaluate_agent(lambda questions: ["x"], [TASK], runs=1, progress=False)
 
 
@@ -767,7 +767,7 @@ def test_tables_in_four_forms(two_systems, tmp_path):
     saved = json.loads(paths["json"].read_text())
     assert saved["results"][0]["estimates"]["exact_match"]["n"] == 20
     assert saved["comparisons"][0]["paired"]["losses"] == 14
-    with pytest.raises(ValueError, match="no system 'cot' to compare with"):
+    with pytest.raises(ValueError, match="'cot'"):
         compare_systems(evaluation, "cot")
 
 

@@ -386,9 +386,7 @@ def test_it_works_in_a_running_event_loop_and_awaits_rewards():
 
 
 def test_settings_that_would_be_ignored_are_an_error():
-    with pytest.raises(
-        ValueError, match="best_rule='mean' would be ignored: a Population brings its own"
-    ):
+    with pytest.raises(ValueError, match="best_rule='mean'.*Population"):
         evolve(
             Policy(),
             Policy(),
@@ -624,7 +622,7 @@ def test_rows_that_taught_are_not_held_out_later(tmp_path):
     held_out = [row for row in ROWS if row["question"] == taught]
     others = [row for row in ROWS if row["question"] != taught]
     policy = Policy()
-    with pytest.raises(ValueError, match="learned from 1 of the rows that are held out now"):
+    with pytest.raises(ValueError, match="1 of the rows.*held out"):
         evolve(
             policy,
             ScriptedChat(reflect),

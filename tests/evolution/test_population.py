@@ -71,9 +71,7 @@ def test_a_rule_that_does_not_draw_what_was_asked_for_is_an_error(places):
         next(calls)  # ends a test that waits for ever
         return places
 
-    with pytest.raises(
-        ValueError, match="the selection rule rule must return 2 different positions below 5, not"
-    ):
+    with pytest.raises(ValueError, match="the selection rule rule.* 2 .*5"):
         select(members(), 2, rule, random.Random(0))
 
 
@@ -135,13 +133,11 @@ def test_every_rule_draws_different_ones_while_there_are_enough(rule):
             assert max(counts.values()) - min(counts[position] for position in range(n)) <= 1
 
 
-def test_own_rules_and_bad_ones():
+def test_own_rules_draw_and_bad_ones_are_named():
     assert select(
         members(), 2, selection_rule(lambda given, k, rng: [4, 0][:k]), random.Random(0)
     ) == [4, 0]
-    with pytest.raises(
-        ValueError, match="no selection rule 'best': choose one of top_plus_random, softmax"
-    ):
+    with pytest.raises(ValueError, match="'best'.*top_plus_random, softmax"):
         selection_rule("best")
     with pytest.raises(ValueError, match="temperature > 0"):
         selection_rule("softmax", temperature=0)

@@ -260,13 +260,11 @@ def test_the_papers_three_settings_by_name():
     assert optimal.refine(PROMPT, row).stop_reason == "verified"
     assert optimal.refine(PROMPT, {"question": QUERY, "answers": ["other"]}).verdict == "wrong"
     assert (refiner.tokens_per_step, refiner.max_steps) == (10, 25)
-    with pytest.raises(
-        ValueError, match="setting must be one of no_verifier, verifier, optimal_verifier"
-    ):
+    with pytest.raises(ValueError, match="setting.*no_verifier, verifier, optimal_verifier"):
         ProRefiner.from_paper("optimal", task, critic_model)
     with pytest.raises(ValueError, match="score must be a function"):
         ProRefiner.from_paper("optimal_verifier", task, critic_model)
-    with pytest.raises(ValueError, match="score is for the optimal verifier"):
+    with pytest.raises(ValueError, match="score.*optimal"):
         ProRefiner.from_paper("verifier", task, critic_model, score=exact_match)
 
 

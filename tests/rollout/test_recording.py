@@ -519,7 +519,7 @@ def test_spec_of_a_newer_format_is_refused(tmp_path):
     SPEC.save(tmp_path)
     saved = json.loads((tmp_path / SPEC_FILE).read_text("utf-8"))
     (tmp_path / SPEC_FILE).write_text(json.dumps({**saved, "format": 2, "news": 1}), "utf-8")
-    with pytest.raises(ValueError, match="written by a newer agentic-prompting; upgrade") as raised:
+    with pytest.raises(ValueError, match="newer agentic-prompting") as raised:
         AgentSpec.load(tmp_path)
     assert "\n" not in str(raised.value)
 
@@ -531,9 +531,7 @@ def test_spec_with_a_grammar_of_the_users_own(tmp_path):
         pass
 
     AgentSpec(grammar=Mine()).save(tmp_path)
-    with pytest.raises(
-        ValueError, match="trained with the grammar 'Mine'; pass it as grammar="
-    ) as raised:
+    with pytest.raises(ValueError, match="'Mine'.*grammar=") as raised:
         AgentSpec.load(tmp_path)
     assert "\n" not in str(raised.value)
     assert AgentSpec.load(tmp_path, grammar=Mine()).grammar == Mine()

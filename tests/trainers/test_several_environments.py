@@ -153,9 +153,9 @@ def test_training_saving_and_use(tiny_policy, both, tmp_path, changes):
     assert agent.spec.for_row({"environment": "oracle"}).prompt_template == SANDBOX_TEMPLATE
     assert agent.spec.for_row({"environment": "shop"}).prompt_template == "shop {question}"
     assert agent.answer("x", environment="shop").row["price"] == 3
-    with pytest.raises(ValueError, match="names the environment None; there are: oracle, shop"):
+    with pytest.raises(ValueError, match="None.*oracle, shop"):
         agent.answer("x")
-    with pytest.raises(ValueError, match="neither are those of several environments"):
+    with pytest.raises(ValueError, match="greedy_answer"):
         PromptAgent.from_pretrained(tmp_path, several(), greedy_answer=True)
     one = PromptAgent.from_pretrained(tmp_path, shop, name="shop")
     assert not one.spec.environments and AgentAnswers(one) and one.answer("x").row["price"] == 3

@@ -113,18 +113,16 @@ def test_an_agent_out_of_time_is_cancelled_in_its_worker(made, tmp_path):
 
 
 def test_agents_that_compute_leave_the_trainers_process_free(made):
-    """Four rollouts that hold an interpreter for .4 s each cost this one what idle ones cost."""
+    """Four rollouts that hold an interpreter for 2 s each cost this one next to nothing.
+
+    In threads of this process they would take 2 s of its processor time together.
+    """
     program = made(worker_agents.computes, workers=2)
     play_program(program, n=2, row={"seconds": 0})  # imports
-
-    def seconds_here(row):
-        before = time.process_time()
-        rollouts, _ = play_program(program, n=4, row=row)
-        assert all(rollout.answer == "hello" for rollout in rollouts), rollouts[0].error
-        return time.process_time() - before
-
-    idle = seconds_here({"seconds": 0})
-    assert seconds_here({"seconds": 0.4}) < 2 * idle + 0.8
+    before = time.process_time()
+    rollouts, _ = play_program(program, n=4, row={"seconds": 2})
+    assert all(rollout.answer == "hello" for rollout in rollouts), rollouts[0].error
+    assert time.process_time() - before < 0.5
 
 
 @pytest.mark.parametrize(

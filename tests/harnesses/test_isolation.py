@@ -186,7 +186,10 @@ def test_no_process_outlives_its_rollout(tmp_path, isolation):
     assert f"sleep {mark}" not in running
 
 
-@pytest.mark.parametrize(("isolation", "is_hinted"), [("bwrap", True), ("none", False)])
+@pytest.mark.parametrize(
+    ("isolation", "is_hinted"),
+    [pytest.param("bwrap", True, marks=needs_sandbox), ("none", False)],
+)
 def test_a_file_that_is_not_shown_is_hinted_at(tmp_path, isolation, is_hinted):
     data = tmp_path / "facts.txt"
     data.write_text("")

@@ -323,6 +323,7 @@ def test_children_that_ignore_every_signal_end_with_the_rollout(tmp_path):
         (Workspace(max_memory=2**26), "x = bytearray(2**27)", "memory"),
     ],
 )
+@needs_sandbox
 @pytest.mark.timeout(120)  # the command would go on for hours
 def test_a_command_that_uses_too_much_is_ended_and_learns(tmp_path, caplog, space, text, says):
     command = script(tmp_path, f"ask()\n{text}\nimport time; time.sleep(10_000)")

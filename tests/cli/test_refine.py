@@ -51,19 +51,17 @@ def test_the_console_script_is_this_command():
     assert scripts == {"agentic-prompting": "agentic_prompting.cli:main"}
 
 
-def test_help_is_quick_and_light():
-    """In CPU time, which other work on the machine disturbs less."""
+def test_help_imports_little():
+    """Its time is that of its imports: torch alone has thousands of modules, numpy 150."""
     code = (
-        "import sys, time; start = time.process_time()\n"
+        "import sys\n"
         "try:\n from agentic_prompting.cli import main; main(['--help'])\n"
-        "except SystemExit as end: print(time.process_time() - start, end.code, 'torch' in sys.modules)"
+        "except SystemExit as end: print(end.code, len(sys.modules))"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        for _ in range(3)
-    ]
-    assert all("refine" in run.stdout and run.stdout.split()[-2:] == ["0", "False"] for run in runs)
-    assert min(float(run.stdout.split()[-3]) for run in runs) < 0.4
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    status, modules = map(int, run.stdout.split()[-2:])
+    assert "refine" in run.stdout and status == 0
+    assert modules < 300, "about 200"
 
 
 def test_every_score_that_is_named_can_be_loaded():

@@ -110,6 +110,27 @@ def test_a_question_through_an_endpoint(run, models):
     assert "  - [bold]" in out and "  + [bold]+" in out  # brackets are no markup
 
 
+def test_results_of_an_earlier_run_are_named_so(run, models, server, tmp_path):
+    questions = tmp_path / "queries.jsonl"
+    questions.write_text('"A?"\n"B?"\n')
+    results = tmp_path / "results.jsonl"
+    prices = ["--task-client=price=1/1", "--feedback-client=price=1/1"]
+    words = ["refine", "--input", questions, "--output", results, *models, *prices]
+    status, out, err = run(*words)
+    assert status == 0 and "already" not in err
+    # The total is over all roles: 15 tokens a request, at a dollar for a million of them.
+    request_count = len(server.requests)
+    (total,) = [line for line in out.splitlines() if "all roles" in line]
+    assert f"{request_count} calls" in total and f"{15 * request_count:,} tokens" in total
+    status, again, err = run(*words)
+    assert (status, again) == (0, out) and len(server.requests) == request_count
+    assert "2 questions" in err and str(results) in err and "already" in err
+    assert json.loads(run(*words, "--json")[1])["cost_usd"] == pytest.approx(15e-6 * request_count)
+    # One more question is asked, so the results are not all old.
+    questions.write_text('"A?"\n"B?"\n"C?"\n')
+    assert "already" not in run(*words)[2] and len(server.requests) > request_count
+
+
 def test_a_file_is_resumed(run, models, server, tmp_path):
     questions = tmp_path / "queries.jsonl"
     results = tmp_path / "out" / "results.jsonl"

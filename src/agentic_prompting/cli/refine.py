@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..llm import ChatModel
 from ..llm.numbers import count_in_words, is_missing, value_text
+from ..llm.types import cost_in_words
 from ..refine import DEFAULT_PROMPT, LabelVerifier, ProRefiner, RefinementResult, summarize
 from ..refine.description import describe_lines
 from ..refine.loop import RefineSettings
 from ..refine.refiner import PaperSetting
 from ..refine.templates import Unit
+from ..refine.types import RoleUsage
 from .hub import find_model
 from .loader import SCORES, load_score
 from .option_parser import OptionParser
@@ -268,6 +270,7 @@ def refine(arguments: Sequence[str]) -> int:
         budget = options.budget(account)
         refiner.charge_to(budget)
         # Refine all questions; with a file of results a stopped run goes on.
+        size_before = _file_size(options.output)
         try:
             results = refiner.refine_all(
                 options.prompt, rows, options.max_in_flight, options.output
@@ -288,6 +291,12 @@ def refine(arguments: Sequence[str]) -> int:
         print_json(_make_record(results, summary, accuracy, options.output))
     else:
         _print_results(results, summary, accuracy)
+    # The summary looks new even where every result was already in the file: say so.
+    if size_before and size_before == _file_size(options.output):
+        print_error(
+            f"all {count_in_words(len(results), 'question')} were in {options.output} already, "
+            "with these costs; another --output asks anew"
+        )
 
     errors = [result.error for result in results if result.error is not None]
     if not errors:
@@ -301,6 +310,11 @@ def refine(arguments: Sequence[str]) -> int:
         message += f". Spent so far: {budget}"
     print_error(message)
     return 1
+
+
+def _file_size(file: Path | None) -> int:
+    """The size of the file of results, 0 if there is none. Every new result adds a line."""
+    return file.stat().st_size if file is not None and file.is_file() else 0
 
 
 def _read_rows(options: RefineOptions) -> list[Any]:
@@ -412,9 +426,19 @@ def _make_record(
     for name, estimate in accuracy.items():
         figures[name] = estimate.mean
         figures[f"{name}_interval"] = [estimate.low, estimate.high]
+    record = {"summary": figures, "cost_usd": _add_up_usage(results).cost_usd}
     if output is not None:
-        return {"summary": figures, "output": str(output)}
-    return {"summary": figures, "results": [result.to_dict() for result in results]}
+        return {**record, "output": str(output)}
+    return {**record, "results": [result.to_dict() for result in results]}
+
+
+def _add_up_usage(results: Sequence[RefinementResult]) -> RoleUsage:
+    """The usage of all roles together."""
+    total = RoleUsage()
+    for result in results:
+        for usage in result.usage.values():
+            total += usage
+    return total
 
 
 def _print_results(
@@ -433,6 +457,10 @@ def _print_results(
         if value:
             number = f"{value:.0f}" if float(value).is_integer() else f"{value:.4g}"
             print(f"{name:28} {number}")
+    total = _add_up_usage(results)
+    cost = cost_in_words(total.cost_usd, was_used=total.tokens > 0)
+    calls = count_in_words(total.calls, "call")
+    print(f"{'all roles together':28} {calls}, {count_in_words(total.tokens, 'token')}, {cost}")
     for name, estimate in accuracy.items():
         interval = f"[{estimate.low:.3f}, {estimate.high:.3f}] of {estimate.n}"
         print(f"{name.replace('_', ' '):28} {estimate.mean:.4g} {interval}")

@@ -306,17 +306,26 @@ def _real_parts(config: TableConfig, cache_of_replies: ReplayCache, stack: ExitS
             )
             raise ValueError(f"no key for {name} ({chat.model}): {fix}")
 
-    @cache
-    def load(name: str, n: int | None, seed: int, learn: bool = True) -> EvaluationTask:
+    def loading_options(name: str) -> dict[str, Any]:
         options: dict[str, Any] = {}
         if name in config.data_files:
             options["data_files"] = config.data_files[name]
         if is_user_data(name) and config.columns:
             options["columns"] = dict(config.columns)
+        return options
+
+    @cache
+    def load_file(name: str) -> Any:
+        """A file of rows, loaded once, because loading warns of the rows that it drops."""
+        return load_task(name, **loading_options(name))
+
+    @cache
+    def load(name: str, n: int | None, seed: int, learn: bool = True) -> EvaluationTask:
         try:
             if config.held_out is not None and is_user_data(name):
-                return _part_of_file(name, n, seed, config.held_out, learn, options)
-            return load_evaluation_task(name, n, seed, **options)
+                rows = _part_of_file(load_file(name), n, seed, config.held_out, learn)
+                return EvaluationTask(Path(name).stem, rows)
+            return load_evaluation_task(name, n, seed, **loading_options(name))
         except RuntimeError as error:  # none of its sources could be loaded
             raise ValueError(" ".join(str(error).split())) from error
 
@@ -344,15 +353,13 @@ def _real_parts(config: TableConfig, cache_of_replies: ReplayCache, stack: ExitS
     return tasks, lessons, models
 
 
-def _part_of_file(
-    name: str, n: int | None, seed: int, share: float, learn: bool, options: Mapping[str, Any]
-) -> EvaluationTask:
+def _part_of_file(file_rows: Any, n: int | None, seed: int, share: float, learn: bool) -> list[Row]:
     """At most `n` rows of a file: of those to learn from, or of the held-out ones."""
-    learned, held_out = hold_out(load_task(name, **options), share)
+    learned, held_out = hold_out(file_rows, share)
     rows = list(learned if learn else held_out)
     if n is not None and n < len(rows):
         rows = random.Random(seed).sample(rows, n)
-    return EvaluationTask(Path(name).stem, rows)
+    return rows
 
 
 def _for_task(setting: str | Mapping[str, str] | None, task: str) -> str | None:

@@ -467,6 +467,18 @@ systems: {{start: {{kind: prompted, prompt: &start "Answer."}}, opro: {{prompt: 
     return ["evaluate", "--config", str(written(tmp_path, text)), "--output-dir", "out"]
 
 
+def test_dropped_rows_are_reported_once(tmp_path, monkeypatch, capsys):
+    """The file has rows to learn from and held-out ones, but is read once."""
+    monkeypatch.chdir(tmp_path)
+    with MisbehavingServer(say=lambda request: "Answer: blue") as server:
+        command = closed_model_table(tmp_path, server)
+        with open(tmp_path / "mine.csv", "a") as file:
+            file.write("Which colour has the sea?;\n")
+        assert status(*command) == 0
+    warnings = capsys.readouterr().err.splitlines()
+    assert len([line for line in warnings if "dropped 1 row" in line]) == 1
+
+
 def test_a_budget_of_the_command_replaces_the_files(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with MisbehavingServer(say=lambda request: "Answer: blue") as server:

@@ -4,10 +4,13 @@ nothing learned.
 
 import json
 import sys
+from typing import get_args
 
 import pytest
 
+from agentic_prompting.cli.evolve import FAILURES_IN_WORDS
 from agentic_prompting.data import hold_out, load_task
+from agentic_prompting.evolution.operators import WITHOUT_ATTEMPT, Reason
 from agentic_prompting.llm import Budget, Usage
 from support.evolving import reflect
 from support.pages import block
@@ -170,7 +173,9 @@ def test_no_change_is_counted_apart_from_unreadable(run, own, models):
     models.editor = lambda messages: next(replies)
     words = ["evolve", *own, *models.options, "--grammar", "free", "--reflection", "one_call"]
     status, out, err = run(*words, "--reflect-on", "imperfect")
-    assert status == 3 and "no change proposed in 1, without a usable edit 1 (unreadable 1)" in out
+    assert (
+        status == 3 and "no change proposed in 1, without a usable edit 1 (not readable 1)" in out
+    )
     assert "1 attempt of the reference LLM had no usable edit" in err
     assert "1 more proposed no change" in err
 
@@ -290,3 +295,8 @@ def test_a_share_of_the_rows_is_held_out(run, tmp_path, own, models):
     assert "difference, paired: +" in block(page, "lineage")["gain"]
     status, _, err = run("evolve", *own, *models.options, *options, "--eval-task", "mine.csv")
     assert status == 2 and "--held-out" in err and "--eval-task" in err
+
+
+def test_every_reason_of_a_failed_attempt_has_words():
+    outcomes = {"child", "no_change", *WITHOUT_ATTEMPT}
+    assert FAILURES_IN_WORDS.keys() == set(get_args(Reason)) - outcomes

@@ -86,6 +86,15 @@ class EvolveSettings(EvolveConfig):
 
 SETTINGS = (EvolveOptions, EvolveSettings)  # the parser returns an object of each
 
+FAILURES_IN_WORDS = {
+    "call_failed": "no reply",
+    "unreadable": "not readable",
+    "unchanged": "same as its parent",
+    "known": "same as another prompt",
+    "copied": "repeats a question",
+}
+"""What the line of attempts calls the reasons of the journal and of `--json`."""
+
 NOT_IN_SANDBOX = (
     "policy_model",
     "policy_base_url",
@@ -381,10 +390,12 @@ def _describe_attempts(attempts: Mapping[str, int]) -> str:
         count_in_words(attempts.get("child", 0), "new prompt"),
         f"no change proposed in {attempts.get('no_change', 0)}",
     ]
-    # Why the other ones made no prompt, in the words of the journal.
+    # Why the other ones made no prompt.
     failed = f"without a usable edit {sum(failures.values())}"
     if failures:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in failures.items())
+        reasons = ", ".join(
+            f"{FAILURES_IN_WORDS.get(reason, reason)} {count}" for reason, count in failures.items()
+        )
         failed += f" ({reasons})"
     parts.append(failed)
     return f"{count_in_words(sum(attempts.values()), 'attempt')}: {', '.join(parts)}"

@@ -32,7 +32,8 @@ function shownProblem(problem, place) {
 const prompts = (ids) => ids.join(", ");
 
 function refusedTable(refused) {
-  const why = (reason) => reason === "no_change" ? "no change proposed" : reason.replaceAll("_", " ");
+  const words = { no_change: "no change proposed", call_failed: "no reply", unreadable: "not readable", unchanged: "same as its parent", known: "same as another prompt", copied: "repeats a question" };
+  const why = (reason) => words[reason] ?? reason.replaceAll("_", " ");
   const rows = refused.map(([step, operator, reason, parents]) => [step, operator, why(reason), parents.join(", ")]);
   const idle = refused.filter(([, , reason]) => reason === "no_change").length;
   const summary = `${plural(refused.length, "attempt")} without a child${idle ? `, ${number(idle)} of which proposed no change` : ""}`;

@@ -467,6 +467,18 @@ systems: {{start: {{kind: prompted, prompt: &start "Answer."}}, opro: {{prompt: 
     return ["evaluate", "--config", str(written(tmp_path, text)), "--output-dir", "out"]
 
 
+def test_a_prompt_of_a_table_may_be_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "system_prompt.txt").write_text("Answer.\n[G0]. Name the colour alone.")
+    with MisbehavingServer(say=lambda request: "Answer: blue") as server:
+        command = closed_model_table(tmp_path, server)
+        config = Path(command[2])
+        evolved = ", evolved: {kind: prompted, prompt: system_prompt.txt}"
+        config.write_text(config.read_text().replace(", opro: {prompt: *start}", evolved))
+        assert status(*command) == 0
+        assert "[G0]. Name the colour alone." in json.dumps(server.requests)
+
+
 def test_dropped_rows_are_reported_once(tmp_path, monkeypatch, capsys):
     """The file has rows to learn from and held-out ones, but is read once."""
     monkeypatch.chdir(tmp_path)

@@ -71,3 +71,13 @@ def test_cut_off_completions_have_a_form_only_with_an_environment(caplog, has_en
     assert watch.warn_about_format([truncated] * 4, limits, has_environment)
     assert "max_completion_length" in caplog.text
     assert ("grammar" in caplog.text) == has_environment
+
+
+def test_a_program_without_answers_is_not_told_of_a_grammar(caplog):
+    rollout = Rollout([1])
+    rollout.counts = {"program/calls": 1}
+    facts = [RolloutFacts.of(rollout.finish("malformed"))] * 4
+    watch = FailureWatch(window=9, max_share=0.5, prompt_description="'{question}'")
+    assert watch.warn_about_format(facts, Limits(), has_environment=True)
+    assert "program" in caplog.text and "None" in caplog.text
+    assert "grammar" not in caplog.text and "{question}" not in caplog.text

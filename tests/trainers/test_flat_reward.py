@@ -39,8 +39,9 @@ def facts_of(status="answered", interactions=1, counts=()):
         (facts_of("truncated"), [0.0] * 4, ["cut off", "max_turn_tokens="]),
         (facts_of("malformed"), [-1.0] * 4, ["every reward is -1", "malformed"]),
         (facts_of(interactions=0), [0.5] * 4, ["asked the environment"]),
+        (facts_of("malformed", counts={"program/calls": 1}), [0.0] * 4, ["program", "None"]),
     ],
-    ids=["all equal", "equal in groups", "all cut", "all malformed", "never asked"],
+    ids=["all equal", "equal in groups", "all cut", "all malformed", "never asked", "program"],
 )
 def test_a_flat_reward_has_a_reason(fact, rewards, words):
     reason = describe_flat_reward([fact] * 4, rewards, 2, has_environment=True)

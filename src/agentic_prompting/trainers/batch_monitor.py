@@ -52,6 +52,10 @@ another expert.
 MAX_TRACEBACKS = 100  # per run, in its file of tracebacks
 REWARD_TOLERANCE = 1e-6  # rewards that differ by no more count as equal
 MAX_UNREADABLE_SHARE = 0.9  # of the first step's rollouts; above it a warning is logged
+_NO_ANSWER_ADVICE = (
+    "it returned None or an empty text (a command: it printed nothing), or raised an error that "
+    "mistakes= lists; every path of a function has to end with `return` and its answer"
+)
 UNSCORED_BATCHES = 5
 """Batches without any reward from a function, at the start of a run, before a warning is logged.
 
@@ -424,6 +428,8 @@ def describe_flat_reward(
         causes.append(
             "every rollout was cut off: raise max_turn_tokens= and max_completion_length="
         )
+    elif statuses == {"malformed"} and all(_is_of_program(fact) for fact in scored):
+        causes.append(f"the program gave no answer in any rollout: {_NO_ANSWER_ADVICE}")
     elif statuses == {"malformed"}:
         causes.append("every turn was malformed: the prompt has to tell the agent how to write")
     elif has_environment and not any(_has_asked(fact) for fact in scored):
@@ -438,7 +444,12 @@ def describe_flat_reward(
 
 def _has_asked(fact: RolloutFacts) -> bool:
     """Whether a rollout called the environment; a program answers itself."""
-    return fact.interactions > 0 or "program/calls" in fact.counts
+    return fact.interactions > 0 or _is_of_program(fact)
+
+
+def _is_of_program(fact: RolloutFacts) -> bool:
+    """Whether an agent program played a rollout."""
+    return "program/calls" in fact.counts
 
 
 # --- the sampler against the trainer -------------------------------------------------------------
@@ -638,6 +649,21 @@ class FailureWatch:
                 truncated,
                 len(facts),
                 min(limits.max_turn_tokens, limits.max_tokens),
+            )
+            return True
+        # A program writes its own messages, and returns the answer itself.
+        if all(_is_of_program(fact) for fact in facts):
+            logger.warning(
+                "%d of %d rollouts of the first step ended without an answer (in %d the program "
+                "gave none, in %d the conversation left no room for a reply). If the program gave "
+                "none, %s. If there was no room, raise max_completion_length=%d. Look at some with "
+                "`agentic-prompting report`",
+                truncated + malformed,
+                len(facts),
+                malformed,
+                truncated,
+                _NO_ANSWER_ADVICE,
+                limits.max_tokens,
             )
             return True
         logger.warning(

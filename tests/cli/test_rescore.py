@@ -93,3 +93,27 @@ def test_a_mistake_is_one_line(run, folder, words, message):
     assert status == 2 and err.count("\n") == 1 and out == ""
 
     assert re.search(message, err), err
+
+
+def test_an_evaluation_is_compared_by_system(run, folder):
+    for system in ("untrained", "mine"):
+        rollout = record(0, random.Random(0), 3, step=0, question="which ?", status="answered")
+        answer = {"system": system, "task": "test", "run": 0, "place": 0, "answers": ["x"]}
+        answer |= {"question": "which ?", "answer": "x", "trajectory": rollout}
+        (folder / "evaluation").mkdir(exist_ok=True)
+        (folder / "evaluation" / f"{system}.jsonl").write_text(json.dumps(answer) + "\n")
+    # The order of the table, which is not that of the files' names.
+    fit_calls = {"untrained": 0, "mine": 0}
+    (folder / "evaluation" / "run.json").write_text(json.dumps({"fit_calls": fit_calls}))
+
+    words = ("rescore", "evaluation", "--reward", "my_rewards:constant")
+    status, out, err = run(*words)
+    assert status == 0, err
+    assert out.index("untrained on test") < out.index("mine on test") < out.index("minus untrained")
+    systems = json.loads(run(*words, "--json")[1])["systems"]
+    assert [system["mean"]["mean"] for system in systems] == [0.5, 0.5]
+
+
+def test_a_folder_without_rollouts_names_evaluations(run, folder):
+    status, _, err = run("rescore", ".", "--reward", "my_rewards:constant")
+    assert status == 2 and "evaluate --run" in err

@@ -6,8 +6,9 @@ import random
 import pytest
 
 from agentic_prompting import PromptR1Reward
+from agentic_prompting.evaluation import AgentSystem, evaluate_agent, load_run, save_run
 from agentic_prompting.interop import ToolEnvironment
-from agentic_prompting.report import rescore
+from agentic_prompting.report import rescore, rescore_answers
 from agentic_prompting.rewards import CostReward, exact_match_reward
 from agentic_prompting.rollout import (
     BatchEngine,
@@ -251,3 +252,72 @@ def test_messages_have_tool_calls():
     messages = render_messages(rollout, rollout.texts, environment.grammar)
     assert [message["role"] for message in messages] == ["assistant", "tool", "assistant"]
     assert messages[0]["tool_calls"][0]["function"]["arguments"] == {"part": "p7"}
+
+
+class ProgramAgent:
+    """An agent whose program always returns the same answer."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def answer_all(self, questions, seed=0, progress=True):
+        rollouts = []
+        for row in questions:
+            rollout = Rollout([1], row=dict(row), counts={"program/calls": 1})
+            rollout.returned = {"answer": self.answer, "length": len(self.answer)}
+            rollouts.append(rollout.finish("answered"))
+        return rollouts
+
+
+@pytest.fixture
+def evaluation(tmp_path):
+    """The answers of two agents and of a function to two questions, each asked twice."""
+    rows = [{"question": f"{name} ?", "answers": ["x"]} for name in "ab"]
+    systems = {
+        "untrained": AgentSystem(ProgramAgent("Nairobi"), "untrained"),
+        "trained": AgentSystem(ProgramAgent("Lima"), "trained"),
+        "function": lambda questions: ["x"] * len(questions),
+    }
+    folder = tmp_path / "evaluation"
+    save_run(folder, evaluate_agent(systems, {"test": rows}, n=None, runs=2, output=folder))
+    return folder
+
+
+def test_answers_of_an_evaluation_get_a_reward(evaluation):
+    def graded(completions, rollout, level, **columns):
+        return [
+            each * len(one.answer) / one.returned["length"] + (one.answer == "Lima")
+            for each, one in zip(level, rollout, strict=True)
+        ]
+
+    rows = [{"question": "a ?", "level": 1}, {"question": "b ?", "level": 3}]
+    result = rescore_answers(evaluation, graded, rows=rows)
+    untrained, trained = result.systems
+    assert (untrained.system, untrained.mean.mean, untrained.mean.n) == ("untrained", 2.0, 2)
+    assert (trained.answers, trained.failed, trained.mean.mean) == (4, 0, 3.0)
+    assert untrained.difference is None and trained.difference.mean == 1.0
+    assert result.left_out == ["function"]
+    assert len(json.loads(result.path.read_text())) == 8
+    # The new file is none of answers: the evaluation can still be read.
+    assert len(load_run(evaluation).records) == 12
+
+
+def test_a_failed_answer_has_no_reward(evaluation):
+    path = evaluation / "trained.jsonl"
+    answers = [json.loads(line) for line in path.read_text().splitlines()]
+    answers[0]["trajectory"] |= {"status": "failed", "error": {"kind": "TimedOut", "what": "late"}}
+    path.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+
+    _, trained = rescore_answers(
+        evaluation, lambda completions, **_: [1.0] * len(completions)
+    ).systems
+    assert (trained.failed, trained.unscored, trained.mean.mean) == (1, 0, 1.0)
+
+
+def test_an_evaluation_without_rollouts_is_named(evaluation):
+    (evaluation / "trained.jsonl").unlink()
+    (evaluation / "untrained.jsonl").unlink()
+    with pytest.raises(ValueError, match="rollout"):
+        rescore_answers(evaluation, exact_match_reward)
+    with pytest.raises(FileNotFoundError, match="evaluate"):
+        rescore_answers(evaluation.parent, exact_match_reward)

@@ -15,7 +15,8 @@ from .options import JSON_HELP, TaskRows, option, refuse_options
 from .terminal import print_text
 
 if TYPE_CHECKING:
-    from ..report import RewardChange
+    from ..evaluation import Estimate
+    from ..report import AnswerRescoring, RewardChange, SystemReward
 
 
 @dataclass
@@ -37,11 +38,13 @@ SETTINGS = (RescoreOptions,)  # the parser returns an object of each
 
 
 def rescore(arguments: Sequence[str]) -> int:
-    """Compute the rewards of a run's stored rollouts anew, by another reward function.
+    """Compute the rewards of stored rollouts anew, by another reward function.
 
-    Nothing is generated. Prints the mean reward before and after, and their difference paired by
-    rollout, with 95 % intervals over questions, of training and of each evaluation. Writes
-    RUN/rescored/NAME.jsonl, a line for each rollout. A rollout that failed stays without a reward.
+    Nothing is generated. Of a training run, prints the mean reward before and after, and their
+    difference paired by rollout, with 95 % intervals over questions, of training and of each
+    evaluation. Writes RUN/rescored/NAME.jsonl, a line for each rollout. RUN may also be the folder
+    of `evaluate --run`, RUN/evaluation: prints the mean reward of each system, and its difference
+    from the first one, paired by question. A rollout that failed stays without a reward.
     """
     parser = OptionParser("rescore", SETTINGS, rescore.__doc__, words="RUN")
     options, words = parser.parse_with_words(arguments)
@@ -50,7 +53,7 @@ def rescore(arguments: Sequence[str]) -> int:
     if not options.reward:
         raise ValueError(f"name the reward: --reward module:name, or one of {', '.join(REWARDS)}")
 
-    from ..report import rescore as rescore_run
+    from ..report import is_evaluation, rescore as rescore_run, rescore_answers
 
     # The dataset is needed only for columns that the records do not have.
     rows: Iterable[Mapping[str, Any]] | None = None
@@ -65,10 +68,17 @@ def rescore(arguments: Sequence[str]) -> int:
             "it is for the rows of --task or --dataset, which are not given",
         )
     elif options.dataset:
-        options.add_trained_columns(words[0])
+        # The agent of `evaluate --run` is in the folder above that of its answers.
+        folder = Path(words[0])
+        options.add_trained_columns(folder.parent if is_evaluation(folder) else folder)
         rows = _load_own_rows(options)
     else:
         rows = options.load(options.task or "", 0)
+    if is_evaluation(words[0]):
+        reward = load_reward(options.reward)
+        answers = rescore_answers(Path(words[0]), reward, rows=rows, name=options.reward)
+        _print_systems(answers, options.json)
+        return 0
     result = rescore_run(
         Path(words[0]),
         load_reward(options.reward),
@@ -115,16 +125,52 @@ def _describe_change(change: RewardChange) -> str:
         ("new reward", change.new),
         ("difference, paired", change.difference),
     ):
-        text = "none"
-        if estimate is not None:
-            text = (
-                f"{estimate.mean:.3f} [{estimate.low:.3f}, {estimate.high:.3f}] over "
-                f"{count_in_words(estimate.n, 'question')}"
-            )
-        lines.append(f"  {label:22} {text}")
+        lines.append(f"  {label:22} {_describe_estimate(estimate)}")
     if change.old_gradient_share is not None and change.new_gradient_share is not None:
         lines.append(
             f"  groups with a gradient {change.old_gradient_share:.0%} before, "
             f"{change.new_gradient_share:.0%} now"
         )
     return "\n".join(lines)
+
+
+def _print_systems(result: AnswerRescoring, as_json: bool) -> None:
+    """Print the mean reward of each system of an evaluation, and the name of the file."""
+    if as_json:
+        systems = [asdict(system) for system in result.systems]
+        record = {
+            "systems": systems,
+            "baseline": result.baseline,
+            "left_out": result.left_out,
+            "path": str(result.path),
+        }
+        print_text(json.dumps(record))
+        return
+    for system in result.systems:
+        print_text(_describe_system(system, result.baseline))
+    for name in result.left_out:
+        print_text(f"left out: {name}: its answers are no rollouts of an agent")
+    print_text(f"written to {result.path}")
+
+
+def _describe_system(system: SystemReward, baseline: str) -> str:
+    """A few lines about the rewards of a system on a task."""
+    title = f"{system.system} on {system.task}: {count_in_words(system.answers, 'answer')}"
+    title += f", {system.failed} failed"
+    if system.unscored:
+        title += f", {system.unscored} without a reward"
+    lines = [title, f"  {'reward':22} {_describe_estimate(system.mean)}"]
+    if system.system != baseline:
+        label = f"minus {baseline}, paired"
+        lines.append(f"  {label:22} {_describe_estimate(system.difference)}")
+    return "\n".join(lines)
+
+
+def _describe_estimate(estimate: Estimate | None) -> str:
+    """A mean with its interval, or `none` where nothing has a reward."""
+    if estimate is None:
+        return "none"
+    return (
+        f"{estimate.mean:.3f} [{estimate.low:.3f}, {estimate.high:.3f}] over "
+        f"{count_in_words(estimate.n, 'question')}"
+    )

@@ -1,4 +1,6 @@
-"""Rewards of stored rollouts, computed anew by other reward functions; nothing is generated."""
+"""Rewards of stored rollouts, of a training run or in the answers of an evaluation, computed anew by
+other reward functions; nothing is generated.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ from ..rollout import (
 )
 from ..rollout.environment import same_columns
 from ..rollout.progress import show_progress
+from .evaluation_summary import read_json_object
 from .rollout_records import current_records, gradient_share, group_records, total_reward
-from .sound_records import read_sound_rollouts
+from .sound_records import read_sound_answers, read_sound_rollouts
 
 Reward = Callable[..., Any]
 
@@ -38,7 +41,10 @@ Pair = tuple[Record, Mapping[str, Any]]
 """A stored rollout, and its line in the file of the new rewards."""
 
 FOLDER = "rescored"
-"""The folder of the files, in that of the run."""
+"""The folder of the files, in that of the run or the evaluation."""
+
+EVALUATION_FILE = "run.json"
+"""The file of a finished evaluation that lists its systems and tasks; see [`save_run`]."""
 
 # Columns of a row that every record has.
 _ROW_COLUMNS = ("id", "question", "answers", "task", "environment", "workers", "budget")
@@ -92,6 +98,49 @@ class Rescoring:
     path: Path
 
 
+@dataclass(frozen=True)
+class SystemReward:
+    """The mean reward of a system's answers to a task of an evaluation.
+
+    Args:
+        system (`str`), task (`str`): Their names.
+        answers (`int`): The answers, with those that failed.
+        failed (`int`): Answers that failed. They have no reward.
+        unscored (`int`): Other answers for which the functions return `None`.
+        mean ([`Estimate`], *optional*): The mean reward, over questions.
+        difference ([`Estimate`], *optional*): Its difference from the first system, paired by
+            question. `None` for the first system itself.
+    """
+
+    system: str
+    task: str
+    answers: int
+    failed: int
+    unscored: int
+    mean: Estimate | None
+    difference: Estimate | None
+
+
+@dataclass(frozen=True)
+class AnswerRescoring:
+    """The result of [`rescore_answers`].
+
+    Args:
+        systems (`list[SystemReward]`): One for each system and task, in the order of the table.
+        baseline (`str`): The first system, with which the others are compared.
+        left_out (`list[str]`): Systems whose answers are no rollouts of an agent.
+        records (`list[dict]`): One for each answer: `system`, `task`, `run`, `place`, `id`,
+            `question`, `status`, `reward`, and `rewards`, the rewards by function.
+        path (`Path`): The file of the records, JSON.
+    """
+
+    systems: list[SystemReward]
+    baseline: str
+    left_out: list[str]
+    records: list[dict[str, Any]]
+    path: Path
+
+
 def rescore(
     run: str | Path,
     reward: Reward | Sequence[Reward],
@@ -128,19 +177,17 @@ def rescore(
     run = Path(run)
     if not run.is_dir():
         raise FileNotFoundError(f"{run} is not a folder: name the folder of a training run")
-    functions = [reward] if callable(reward) else list(reward)
-    if not functions:
-        raise ValueError("rescore needs at least one reward function")
-    weights = [1.0] * len(functions) if weights is None else list(weights)
-    if len(weights) != len(functions):
-        raise ValueError(f"{len(functions)} reward functions need as many weights: {weights}")
+    named_functions = _name_functions(reward)
+    weights = _read_weights(weights, len(named_functions))
     records = current_records(read_sound_rollouts(run / "rollouts"))
     if not records:
-        raise ValueError(f"{run} holds no rollouts: name the folder of a training run")
+        raise ValueError(
+            f"{run} holds no rollouts: name the folder of a training run, or that of a finished "
+            "evaluation of an agent (`evaluate --run`), such as RUN/evaluation"
+        )
 
     spec = _load_spec(run)
     rollouts = _restore_rollouts(records, spec, rows)
-    named_functions = dict(zip(_names_of(functions), functions, strict=True))
     new_rewards = _compute_rewards(records, rollouts, named_functions, spec)
 
     # One record for each rollout, and the means of training and of each evaluation: the agent of
@@ -161,12 +208,172 @@ def rescore(
         changes.append(_compare("train", None, training_pairs))
     for step, pairs in sorted(evaluation_pairs.items()):
         changes.append(_compare("eval", step, pairs))
-    file_name = re.sub(r"[^\w.-]+", "-", name or "-".join(named_functions)).strip("-.") or "rewards"
-    path = run / FOLDER / f"{file_name}.jsonl"
+    path = run / FOLDER / f"{_file_name(name, named_functions)}.jsonl"
     path.parent.mkdir(exist_ok=True)
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in rescored]
     atomic_write(path, "".join(lines))
     return Rescoring(changes=changes, records=rescored, path=path)
+
+
+def rescore_answers(
+    folder: str | Path,
+    reward: Reward | Sequence[Reward],
+    weights: Sequence[float] | None = None,
+    rows: Iterable[Mapping[str, Any]] | None = None,
+    name: str = "",
+) -> AnswerRescoring:
+    """Compute rewards of the answers of an evaluation, and compare the systems in them.
+
+    The answers of an agent ([`AgentSystem`], `evaluate --run`) are stored with their rollouts. The
+    functions are called as by [`rescore`], with all answers of a system in one run together.
+
+    Args:
+        folder (`str` or `Path`): The folder of a finished evaluation.
+        reward (`Callable` or `list[Callable]`): With TRL's reward signature, plain or `async`.
+        weights (`Sequence[float]`, *optional*): The weight of each function. Defaults to 1.
+        rows (`Iterable[Mapping]`, *optional*): The rows of the evaluation, for columns that records
+            do not have. They are found as by [`rescore`].
+        name (`str`, *optional*): The name of the file. Defaults to the names of the functions.
+
+    Raises:
+        `FileNotFoundError`: The folder holds no finished evaluation.
+        `ValueError`: No answer in it is a rollout of an agent, a function needs a column that is
+            missing, or returns something else than a number or `None` for each rollout.
+
+    Example:
+
+        >>> result = rescore_answers("runs/hotpot/evaluation", graded)  # doctest: +SKIP
+        >>> print(result.systems[-1].difference)  # doctest: +SKIP
+    """
+    folder = Path(folder)
+    if not is_evaluation(folder):
+        raise FileNotFoundError(
+            f"{folder} holds no finished evaluation: run its `evaluate` to the end"
+        )
+    named_functions = _name_functions(reward)
+    weights = _read_weights(weights, len(named_functions))
+
+    # The systems of the table, in its order. Those that are no agents have no rollouts.
+    system_names = list(read_json_object(folder / EVALUATION_FILE).get("fit_calls") or {})
+    answers: list[Record] = []
+    for path in sorted(folder.rglob("*.jsonl")):
+        answers += [answer for answer in read_sound_answers(path) if _has_rollout(answer)]
+    systems = [name for name in system_names if any(answer["system"] == name for answer in answers)]
+    if not systems:
+        raise ValueError(f"no answer in {folder} is a rollout of an agent, which a reward reads")
+    answers = [answer for answer in answers if answer["system"] in systems]
+
+    # A reward function is called for each system and run of the questions.
+    records = [
+        {**answer["trajectory"], "mode": answer["system"], "step": answer["run"]}
+        for answer in answers
+    ]
+    # The agent of `evaluate --run` is in the folder above, unless --output-dir names another one.
+    spec = _load_spec(folder.parent)
+    rollouts = _restore_rollouts(records, spec, rows)
+    rewards = _compute_rewards(records, rollouts, named_functions, spec)
+    rescored = [
+        {
+            "system": answer["system"],
+            "task": answer["task"],
+            "run": answer["run"],
+            "place": answer["place"],
+            "id": answer.get("id"),
+            "question": answer.get("question"),
+            "status": answer["trajectory"]["status"],
+            "reward": _weighted_sum(answer_rewards, weights),
+            "rewards": answer_rewards,
+        }
+        for answer, answer_rewards in zip(answers, rewards, strict=True)
+    ]
+
+    # The other files of the folder that end in .jsonl are answers.
+    path = folder / FOLDER / f"{_file_name(name, named_functions)}.json"
+    path.parent.mkdir(exist_ok=True)
+    atomic_write(path, json.dumps(rescored, ensure_ascii=False, indent=1) + "\n")
+    return AnswerRescoring(
+        systems=_compare_with_first(systems, rescored),
+        baseline=systems[0],
+        left_out=[name for name in system_names if name not in systems],
+        records=rescored,
+        path=path,
+    )
+
+
+def is_evaluation(folder: str | Path) -> bool:
+    """Whether a folder is that of a finished evaluation, and not of a training run."""
+    folder = Path(folder)
+    return (folder / EVALUATION_FILE).is_file() and not (folder / "rollouts").is_dir()
+
+
+def _has_rollout(answer: Record) -> bool:
+    """Whether an answer is stored with its rollout, as those of an agent are."""
+    trajectory = answer.get("trajectory")
+    return isinstance(trajectory, Mapping) and {"status", "turns", "observations"} <= set(
+        trajectory
+    )
+
+
+def _compare_with_first(
+    systems: Sequence[str], rescored: Sequence[Mapping[str, Any]]
+) -> list[SystemReward]:
+    """The mean reward of each system on each task, and its difference from the first system's."""
+    rewards = []
+    for task in dict.fromkeys(record["task"] for record in rescored):
+        baseline_means: dict[int, float] = {}
+        for system in systems:
+            own_records = [
+                record
+                for record in rescored
+                if record["system"] == system and record["task"] == task
+            ]
+            # The mean of each question over its runs: questions weigh alike.
+            values: dict[int, list[float]] = defaultdict(list)
+            for record in own_records:
+                if record["reward"] is not None:
+                    values[record["place"]].append(record["reward"])
+            means = {question: fmean(scores) for question, scores in values.items()}
+
+            difference = None
+            if system == systems[0]:
+                baseline_means = means
+            elif set(means) & set(baseline_means):
+                difference = paired_difference(means, baseline_means).difference
+            failed = sum(record["status"] == "failed" for record in own_records)
+            missing = sum(record["reward"] is None for record in own_records)
+            rewards.append(
+                SystemReward(
+                    system=system,
+                    task=task,
+                    answers=len(own_records),
+                    failed=failed,
+                    unscored=missing - failed,
+                    mean=bootstrap_interval(list(means.values())) if means else None,
+                    difference=difference,
+                )
+            )
+    return rewards
+
+
+def _name_functions(reward: Reward | Sequence[Reward]) -> dict[str, Reward]:
+    """The reward functions by their names."""
+    functions = [reward] if callable(reward) else list(reward)
+    if not functions:
+        raise ValueError("rescore needs at least one reward function")
+    return dict(zip(_names_of(functions), functions, strict=True))
+
+
+def _read_weights(weights: Sequence[float] | None, function_count: int) -> list[float]:
+    if weights is None:
+        return [1.0] * function_count
+    if len(weights) != function_count:
+        raise ValueError(f"{function_count} reward functions need as many weights: {weights}")
+    return list(weights)
+
+
+def _file_name(name: str, functions: Iterable[str]) -> str:
+    """The name of the file of rewards, without its ending."""
+    return re.sub(r"[^\w.-]+", "-", name or "-".join(functions)).strip("-.") or "rewards"
 
 
 def _compute_rewards(
@@ -325,12 +532,6 @@ def _names_of(functions: Sequence[Reward]) -> list[str]:
 def _rescored_record(
     record: Record, rewards: Mapping[str, float | None], weights: Sequence[float]
 ) -> dict[str, Any]:
-    # As in training a missing reward counts as 0, unless all are missing.
-    weighted = [
-        weight * value
-        for weight, value in zip(weights, rewards.values(), strict=True)
-        if value is not None
-    ]
     return {
         "mode": record.get("mode", "train"),
         "step": record["step"],
@@ -339,9 +540,19 @@ def _rescored_record(
         "seed": record.get("seed"),
         "status": record["status"],
         "old": total_reward(record),
-        "new": round(sum(weighted), 6) if weighted else None,
+        "new": _weighted_sum(rewards, weights),
         "rewards": dict(rewards),
     }
+
+
+def _weighted_sum(rewards: Mapping[str, float | None], weights: Sequence[float]) -> float | None:
+    # As in training a missing reward counts as 0, unless all are missing.
+    weighted = [
+        weight * value
+        for weight, value in zip(weights, rewards.values(), strict=True)
+        if value is not None
+    ]
+    return round(sum(weighted), 6) if weighted else None
 
 
 def _compare(mode: str, step: int | None, pairs: Sequence[Pair]) -> RewardChange:

@@ -117,3 +117,10 @@ def test_an_evaluation_is_compared_by_system(run, folder):
 def test_a_folder_without_rollouts_names_evaluations(run, folder):
     status, _, err = run("rescore", ".", "--reward", "my_rewards:constant")
     assert status == 2 and "evaluate --run" in err
+
+
+def test_a_column_that_the_dataset_lacks_is_not_to_be_named(run, folder):
+    words = ("rescore", "run", "--reward", "my_rewards:by_level", "--dataset", "rows.jsonl")
+    status, _, err = run(*words)
+    assert status == 2 and "'level'" in err and "question" in err
+    assert "--columns" not in err and "--dataset" not in err

@@ -43,6 +43,9 @@ def tests_pass(rollout, folder):
 def short(completions, **columns):
     return [0.0] * len(completions)
 
+def by_level(completions, level, **columns):
+    return level
+
 async def agent(row, base_url, api_key): ...
 
 command = ["stand-in", "{question}"]
@@ -144,6 +147,13 @@ def trainer_of(monkeypatch, *words):
     with ExitStack() as stack, pytest.raises(Made):
         script.build_trainer(args, model, stack)
     return given
+
+
+def test_a_column_that_the_file_lacks_is_not_to_be_named(parts, monkeypatch):
+    words = ["--program=own_agent:agent", "--dataset=tasks.jsonl", "--reward=own_agent:by_level"]
+    with pytest.raises(ValueError, match="'level'.* question") as refused:
+        trainer_of(monkeypatch, *words)
+    assert "--columns" not in str(refused.value)
 
 
 def test_the_trainer_of_a_harness(parts, monkeypatch):

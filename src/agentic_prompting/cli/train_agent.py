@@ -15,6 +15,7 @@ from trl import ModelConfig
 from ..data import is_user_data
 from ..harnesses import HARNESSES, CommandProgram, Workspace, get_harness
 from ..programs import AgentProgram, Program
+from ..rewards.reward_columns import check_columns
 from ..trainers import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
 from .loader import load_object, load_reward
 from .options import MissingOption, option, refuse_options
@@ -157,6 +158,10 @@ class AgentArguments(DataAndEnvironment):
         # The program and the model are checked before the rows are loaded.
         check_before_loading(args, model, program)
         arguments = self.trainer_arguments(args, model, self.task)
+        # The rows of a file have all of its columns: one that is missing is not in the file.
+        if self.dataset and arguments["train_dataset"]:
+            for function in rewards or ():
+                check_columns(function, arguments["train_dataset"][0], has_all_columns=True)
         return MultiTurnGRPOTrainer(reward_funcs=rewards, environment=program, **arguments), None
 
     def build_program(self, reward: Callable[..., Any] | None = None) -> AgentProgram:

@@ -188,7 +188,9 @@ def rescore(
 
     spec = _load_spec(run)
     rollouts = _restore_rollouts(records, spec, rows)
-    new_rewards = _compute_rewards(records, rollouts, named_functions, spec)
+    new_rewards = _compute_rewards(
+        records, rollouts, named_functions, spec, has_rows=rows is not None
+    )
 
     # One record for each rollout, and the means of training and of each evaluation: the agent of
     # one evaluation is not that of another.
@@ -271,7 +273,7 @@ def rescore_answers(
     # The agent of `evaluate --run` is in the folder above, unless --output-dir names another one.
     spec = _load_spec(folder.parent)
     rollouts = _restore_rollouts(records, spec, rows)
-    rewards = _compute_rewards(records, rollouts, named_functions, spec)
+    rewards = _compute_rewards(records, rollouts, named_functions, spec, has_rows=rows is not None)
     rescored = [
         {
             "system": answer["system"],
@@ -381,6 +383,7 @@ def _compute_rewards(
     rollouts: Sequence[Rollout],
     functions: Mapping[str, Reward],
     spec: AgentSpec | None,
+    has_rows: bool,
 ) -> list[dict[str, float | None]]:
     """Return the reward of each rollout by the name of the function; `None` where it failed."""
     # Score all rollouts of a step together, because a function may compare those of a group.
@@ -396,7 +399,7 @@ def _compute_rewards(
         for indices in steps.values():
             columns = _columns_of([rollouts[index] for index in indices], spec)
             for name, function in functions.items():
-                values = _call(function, columns, len(indices))
+                values = _call(function, columns, len(indices), has_rows)
                 for index, value in zip(indices, values, strict=True):
                     rewards[index][name] = value
             bar.update()
@@ -489,12 +492,19 @@ def _log_nothing(*args: object, **kwargs: object) -> None:
     """Stands for TRL's functions that log from within a reward: there is no log here."""
 
 
-def _call(function: Reward, columns: Mapping[str, Any], count: int) -> list[float | None]:
-    """Call a reward function, and check what it needs and returns."""
+def _call(
+    function: Reward, columns: Mapping[str, Any], count: int, has_rows: bool
+) -> list[float | None]:
+    """Call a reward function, and check what it needs and returns.
+
+    `has_rows`: whether the columns include those of the dataset, beside those of the records.
+    """
     row = {name: values for name, values in columns.items() if name not in REWARD_ARGUMENTS}
     try:
-        check_columns(function, row)
+        check_columns(function, row, has_all_columns=has_rows)
     except ValueError as error:
+        if has_rows:
+            raise
         raise ValueError(
             f"{error}; records keep no other columns: pass the run's dataset (rows=, --dataset, "
             "with --columns as in training)"

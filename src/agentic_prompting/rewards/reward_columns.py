@@ -24,12 +24,16 @@ REWARD_ARGUMENTS = frozenset(
 """Arguments of reward functions that are not columns of the dataset: those of TRL, and ours."""
 
 
-def check_columns(function: Callable[..., Any], row: Mapping[str, Any]) -> None:
+def check_columns(
+    function: Callable[..., Any], row: Mapping[str, Any], has_all_columns: bool = False
+) -> None:
     """Check that a row has the columns that a reward function needs.
 
     Args:
         function (`Callable`): The reward function.
         row (`Mapping[str, Any]`): A row of the dataset.
+        has_all_columns (`bool`, *optional*, defaults to `False`): Whether the row has every column
+            of its file. Then the message does not advise to name further ones to [`load_task`].
 
     Raises:
         `ValueError`: A column is missing. The message says so if it was put into `meta`, as
@@ -46,7 +50,7 @@ def check_columns(function: Callable[..., Any], row: Mapping[str, Any]) -> None:
                 )
             raise ValueError(
                 f"the reward function {place_of(function)} needs the column {name!r}; the rows "
-                f"have: {', '.join(row)}{_describe_meta(name, row.get('meta'))}"
+                f"have: {', '.join(row)}{_describe_meta(name, row.get('meta'), has_all_columns)}"
             )
 
 
@@ -103,7 +107,7 @@ def required_columns(function: Callable[..., Any]) -> list[str]:
     return required
 
 
-def _describe_meta(name: str, meta: object) -> str:
+def _describe_meta(name: str, meta: object, has_all_columns: bool) -> str:
     """Return where in a row's `meta` a column is, or how it gets there; else an empty text."""
     is_json = isinstance(meta, str)
     if isinstance(meta, str):
@@ -115,7 +119,7 @@ def _describe_meta(name: str, meta: object) -> str:
         return ""
     # `load_task` writes the source of a row, and leaves out columns that were not named.
     if name not in meta:
-        if "source" not in meta:
+        if "source" not in meta or has_all_columns:
             return ""
         return (
             ". load_task keeps a further column of a file only if it is named, in `meta`: "

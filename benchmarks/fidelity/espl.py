@@ -719,13 +719,13 @@ PARTS: list[Part] = [
     search,
 ]
 UNTESTED = {
-    (
-        "eq 2 (gradient)"
-    ): "needs a policy: tests/trainers/test_espl_trainer.py holds the advantages r - V to NumPy",
+    "eq 2 (gradient)": (
+        "needs a policy: tests/trainers/test_espl_trainer.py holds the advantages r - V to NumPy"
+    ),
     "Algorithm 1 (KL to the reference)": "beta = 0 with LoRA (3.1); TRL's term where it is set",
-    (
-        "A.2-A.5 (what the reference LLM writes)"
-    ): "needs a model; what becomes of its replies is checked",
+    "A.2-A.5 (what the reference LLM writes)": (
+        "needs a model; what becomes of its replies is checked"
+    ),
     "Figures 8, 11-16, Table 1 (scores)": "need DeepSeek-V3.1, gpt-oss-120b and their competitions",
     "Appendix C (wrong principles)": "an account of what was found, not a rule",
 }

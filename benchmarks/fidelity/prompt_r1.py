@@ -667,16 +667,16 @@ PARTS: list[Part] = [
     averages,
 ]
 UNTESTED = {
-    (
-        "eq 8 (the likeliest answer of all texts)"
-    ): "no decoder finds it; the final turn is sampled as in training",
-    (
-        "eq 14-15 (advantages and gradient)"
-    ): "need a policy: tests/trainers/test_grpo.py holds TRL's loss to NumPy",
+    "eq 8 (the likeliest answer of all texts)": (
+        "no decoder finds it; the final turn is sampled as in training"
+    ),
+    "eq 14-15 (advantages and gradient)": (
+        "need a policy: tests/trainers/test_grpo.py holds TRL's loss to NumPy"
+    ),
     "eq 16 (training with one environment)": "nothing to compute: the environment is an argument",
-    (
-        "Propositions 1-3, eq 18-52"
-    ): "statements about models in expectation; docs/lab/prompt_r1.md has the sandbox's",
+    "Propositions 1-3, eq 18-52": (
+        "statements about models in expectation; docs/lab/prompt_r1.md has the sandbox's"
+    ),
     "Tables 2-5, Figures 4-6 (scores)": "need Qwen3-4B and the large LLMs",
     "Table 6 (eight A100)": "hardware",
 }

@@ -400,9 +400,9 @@ PARTS: list[Part] = [
 ]
 UNTESTED = {
     "Table 1, Figure 3 (accuracies)": "need Llama 3.1 and 3.2",
-    (
-        "SVAMP's 2,516 / 622 training rows"
-    ): "the public file has 1,000 rows, all of them the test set; nothing is trained",
+    "SVAMP's 2,516 / 622 training rows": (
+        "the public file has 1,000 rows, all of them the test set; nothing is trained"
+    ),
     "Results (70B task model, 8B feedback)": "need those models",
     "Figures 1, 2, 5 (prompts and feedback)": "what the models wrote",
 }

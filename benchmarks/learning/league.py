@@ -88,9 +88,9 @@ FURTHER = {
     "joint_minus_gepa": "Not asked by the protocol: joint training minus GEPA, then GRPO",
     "imitation_minus_joint": "Imitation minus its teacher",
     "on_policy_minus_joint": "On-policy distillation, with a teacher that moved, minus its teacher",
-    (
-        "on_policy_minus_imitation"
-    ): "On-policy distillation, with a teacher that moved, minus imitation",
+    "on_policy_minus_imitation": (
+        "On-policy distillation, with a teacher that moved, minus imitation"
+    ),
 }
 # Weights and prompt that are scored besides the trained weights under the final prompt.
 OTHERS = ("base, first", "base, final", "trained, first")

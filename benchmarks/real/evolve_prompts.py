@@ -87,9 +87,9 @@ QUEUES = ("Amber", "Cobalt", "Violet", "Coral")
 MONTHS = """January February March April May June July August September October November December""".split()  # noqa: SIM905
 FORMATS = ("{year}.{month:02}.{day:02}", "{day:02}/{month:02}/{year}", "{year}-{day:02}-{month:02}")
 FIRST_PROMPTS = {
-    (
-        "queues"
-    ): "Sort the note into a queue: Amber, Cobalt, Violet or Coral. Answer with the queue alone.",
+    "queues": (
+        "Sort the note into a queue: Amber, Cobalt, Violet or Coral. Answer with the queue alone."
+    ),
     "dates": "Write the date as the office does. Answer with the date alone.",
 }
 

@@ -51,9 +51,9 @@ ON_A_CPU = (
 FILES = {
     "mine.csv": "request,reply\n"
     + "".join(f"which shelf has part p{i} ?,s{i % 4}\n" for i in range(16)),
-    (
-        "queries.jsonl"
-    ): '{"question": "which shelf has part p1 ?", "answers": ["s1"]}\n{"question": "and p2 ?"}\n',
+    "queries.jsonl": (
+        '{"question": "which shelf has part p1 ?", "answers": ["s1"]}\n{"question": "and p2 ?"}\n'
+    ),
     "own.py": '''
 from agentic_prompting import LLMEnvironment, OpenAIChat
 from agentic_prompting.rewards import exact_match

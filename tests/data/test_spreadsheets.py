@@ -22,31 +22,31 @@ CSV = {
     "empty columns": "question,answer,,\nWhere is Rome?,Italy,,\nWhere is Oslo?,Norway,,\n",
     "an empty column in front": ",question,answer\n,Where is Rome?,Italy\n,Where is Oslo?,Norway\n",
     "an empty column between": "question,,answer\nWhere is Rome?,,Italy\nWhere is Oslo?,,Norway\n",
-    (
-        "a note in a column without a name"
-    ): "question,answer,\nWhere is Rome?,Italy,checked\nWhere is Oslo?,Norway,\n",
-    (
-        "rows without the empty columns"
-    ): "question,answer,,\nWhere is Rome?,Italy\nWhere is Oslo?,Norway,\n",
-    (
-        "rows with more of them"
-    ): "question,answer\nWhere is Rome?,Italy,,,\nWhere is Oslo?,Norway, ,\n",
-    (
-        "empty rows"
-    ): ",,\n\nquestion,answer,\n,,\nWhere is Rome?,Italy,\n , ,\nWhere is Oslo?,Norway,\n,,\n",
+    "a note in a column without a name": (
+        "question,answer,\nWhere is Rome?,Italy,checked\nWhere is Oslo?,Norway,\n"
+    ),
+    "rows without the empty columns": (
+        "question,answer,,\nWhere is Rome?,Italy\nWhere is Oslo?,Norway,\n"
+    ),
+    "rows with more of them": (
+        "question,answer\nWhere is Rome?,Italy,,,\nWhere is Oslo?,Norway, ,\n"
+    ),
+    "empty rows": (
+        ",,\n\nquestion,answer,\n,,\nWhere is Rome?,Italy,\n , ,\nWhere is Oslo?,Norway,\n,,\n"
+    ),
     "semicolons": "question;answer\nWhere is Rome?;Italy\nWhere is Oslo?;Norway\n",
-    (
-        "semicolons, quoted"
-    ): '"question";"answer";\n"Where is Rome?";"Italy";\n"Where is Oslo?";"Norway";\n',
-    (
-        "semicolons and commas"
-    ): "question;answer;source, year\nWhere is Rome?;Italy;x\nWhere is Oslo?;Norway;y\n",
+    "semicolons, quoted": (
+        '"question";"answer";\n"Where is Rome?";"Italy";\n"Where is Oslo?";"Norway";\n'
+    ),
+    "semicolons and commas": (
+        "question;answer;source, year\nWhere is Rome?;Italy;x\nWhere is Oslo?;Norway;y\n"
+    ),
     "a separator line": "sep=;\nquestion;answer\nWhere is Rome?;Italy\nWhere is Oslo?;Norway\n",
     "tabs": "question\tanswer\nWhere is Rome?\tItaly\nWhere is Oslo?\tNorway\n",
     "blanks around names": "question ,answer \nWhere is Rome?,Italy\nWhere is Oslo?,Norway\n",
-    (
-        "commas and a semicolon"
-    ): "question,answer,a; b; c\nWhere is Rome?,Italy,x\nWhere is Oslo?,Norway,y\n",
+    "commas and a semicolon": (
+        "question,answer,a; b; c\nWhere is Rome?,Italy,x\nWhere is Oslo?,Norway,y\n"
+    ),
 }
 
 

@@ -25,12 +25,12 @@ SAID = {
     "no end in a fence": '```json\n{"edits": [{"op": "add", "text": "a"}]\n```',
     "cut off": '[{"op": "add", "text": "a"}, {"op": "modify", "id": "G1", "text": "half a sen',
     "an id of its own": '[{"op": "add", "id": "G9", "text": "[G9]. a"}]',
-    (
-        "several, the last counts"
-    ): '```json\n[{"op": "add", "text": "b"}]\n```\nBetter:\n[{"op": "add", "text": "a"}]',
-    (
-        "a broken one first"
-    ): '```json\n[{"op": "add", "text": "b\n```\nAgain:\n```json\n[{"op":"add","text":"a"}]\n```',
+    "several, the last counts": (
+        '```json\n[{"op": "add", "text": "b"}]\n```\nBetter:\n[{"op": "add", "text": "a"}]'
+    ),
+    "a broken one first": (
+        '```json\n[{"op": "add", "text": "b\n```\nAgain:\n```json\n[{"op":"add","text":"a"}]\n```'
+    ),
     "after thinking": '<think>[{"op": "add", "text": "b"}]</think>[{"op": "add", "text": "a"}]',
     "intervals in the prose": 'On [0, 1] with {0}: [{"op": "add", "text": "a"}] for "x" in (0, 1].',
     "one bad item": '[{"op": "add", "text": "a"}, {"op": "frobnicate", "text": "b"}, 5, null]',

@@ -127,20 +127,20 @@ def test_the_tests_of_a_row_come_with_the_reward(tmp_path, isolation):
 
 
 SPOILS = {
-    (
-        "the work folder is a link"
-    ): "os.chdir('/'), os.rename(work, work + '2'), os.symlink(OUTSIDE, work)",
-    (
-        "the folder above is a link"
-    ): "os.chdir('/'), os.rename(agent, agent + '2'), os.symlink(OUTSIDE, agent)",
-    (
-        "the work folder is a file"
-    ): "os.chdir('/'), os.rename(work, work + '2'), open(work, 'w').close()",
+    "the work folder is a link": (
+        "os.chdir('/'), os.rename(work, work + '2'), os.symlink(OUTSIDE, work)"
+    ),
+    "the folder above is a link": (
+        "os.chdir('/'), os.rename(agent, agent + '2'), os.symlink(OUTSIDE, agent)"
+    ),
+    "the work folder is a file": (
+        "os.chdir('/'), os.rename(work, work + '2'), open(work, 'w').close()"
+    ),
     "the work folder is gone": "os.chdir('/'), os.rename(work, work + '2')",
     "a link leads to itself": "os.symlink('loop', 'loop')",
-    (
-        "a folder is closed"
-    ): "os.mkdir('closed'), os.mkfifo('closed/pipe'), os.chmod('closed', 0), os.chmod('.', 0)",
+    "a folder is closed": (
+        "os.mkdir('closed'), os.mkfifo('closed/pipe'), os.chmod('closed', 0), os.chmod('.', 0)"
+    ),
 }
 
 

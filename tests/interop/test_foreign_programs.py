@@ -31,9 +31,9 @@ KENYA = '{"country": "Kenya"}'
 STYLES = {
     "plain": called("currency_of", KENYA),
     "think": "<think>\nI look it up.\n</think>\n\n" + called("currency_of", KENYA),
-    (
-        "messy"
-    ): '  I look  it up.\n\n<tool_call>{"arguments":{ "country":"Kenya"},"name":"currency_of"}</tool_call> ',
+    "messy": (
+        '  I look  it up.\n\n<tool_call>{"arguments":{ "country":"Kenya"},"name":"currency_of"}</tool_call> '
+    ),
     "parallel": called("currency_of", '{"country": "Peru"}') + "\n" + called("currency_of", KENYA),
     "broken": called("currency_of", '{"country": Kenya}'),
     "sampled": None,

@@ -19,17 +19,14 @@ from nbclient import NotebookClient
 from support.marks import LONG
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SECONDS = (
-    120  # that one cell may take; on a free machine a whole notebook takes less than half of it
-)
+# That one cell may take; on a free machine a whole notebook takes less than half of it.
+SECONDS = 120
 MAX_BYTES = 1_000_000
 
 # What each is there to show, as code that is run after its last cell. Also: these are all there
 # are.
 STORIES = {
-    (
-        "01_prompt_r1"
-    ): "right = lambda all: sum(exact_match(one.answer or '', one.row['answers']) for one in all)\n"
+    "01_prompt_r1": "right = lambda all: sum(exact_match(one.answer or '', one.row['answers']) for one in all)\n"
     "assert right(after) > right(before), 'training did not help'\n"
     "assert rollout.answer, 'the question at the end was not answered'",
     "02_espl": "first, best = await held_out(root), await held_out(result.best)\n"
@@ -38,9 +35,7 @@ STORIES = {
     "03_prorefine": "plain, verified = estimates['no refinement'], estimates['verifier']\n"
     "assert verified.low > plain.high, 'refining did not help'\n"
     "assert drafted_passes < plain_passes, 'drafting saved nothing'",
-    (
-        "04_your_own_environment_and_reward"
-    ): "assert scores['after'].low > scores['before'].high, 'no better'\n"
+    "04_your_own_environment_and_reward": "assert scores['after'].low > scores['before'].high, 'no better'\n"
     "assert failed and all(set(one['rewards'].values()) == {None} for one in failed)\n"
     "assert unscored['forgetful'] and not unscored['right_and_frugal']",
     "05_agent_program": "assert last.low > first.high, 'training did not help'\n"

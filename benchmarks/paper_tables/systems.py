@@ -246,8 +246,13 @@ class Workshop:
             result = OPTIMISERS[system.kind](objective, prompt)
             record = {**asdict(result), "task": task.name, **rest}
             atomic_write(path, json.dumps(record, indent=2) + "\n")
+        notes = []
         if result.prompt.strip() == prompt.strip():
-            self.notes[system.name, task.name] = "found no better prompt than its first one"
+            notes.append("found no better prompt than its first one")
+        if result.note:
+            notes.append(result.note)
+        if notes:
+            self.notes[system.name, task.name] = "; ".join(notes)
         return PromptedSystem(chat, result.prompt, result.calls, **sampling)
 
     def _check_no_other_search(self, system: str, task: str) -> None:
@@ -369,7 +374,7 @@ def _check_found_with(path: Path, inputs: Mapping[str, str], system: str) -> Non
 def _read_result(path: Path) -> Found:
     """What an optimiser found in an earlier run."""
     record = json.loads(path.read_text(encoding="utf-8"))
-    return Found(record["prompt"], record["score"], record["calls"])
+    return Found(record["prompt"], record["score"], record["calls"], record.get("note", ""))
 
 
 def _label_metric(task: EvaluationTask) -> str:

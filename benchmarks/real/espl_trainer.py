@@ -62,20 +62,17 @@ FIRST_PROMPT = FIRST_PROMPTS["queues"]
 DEMONSTRATIONS = 64
 WARM_START_STEPS = 8
 STEPS = 16
-REFLECTION = {
+EVOLUTION = {
+    "prompts_per_step": 2,
+    "num_generations": 4,
     "reflection": "rewrite",
     "reflect_on": "imperfect",
     "reference_sampling": {"temperature": 0.7, "max_tokens": 400},
 }
 MODES: Mapping[str, Mapping[str, Any]] = {
-    "joint": {"mode": "joint", "prompts_per_step": 2, "num_generations": 4, **REFLECTION},
     "weights alone": {"mode": "rl", "prompts_per_step": 1, "num_generations": 8},
-    "prompts alone": {
-        "mode": "evolution",
-        "prompts_per_step": 2,
-        "num_generations": 4,
-        **REFLECTION,
-    },
+    "joint": {"mode": "joint", **EVOLUTION},
+    "prompts alone": {"mode": "evolution", **EVOLUTION},
 }
 
 

@@ -440,7 +440,12 @@ def test_a_file_of_your_own_is_split(tmp_path, monkeypatch, capsys):
     record = json.loads(capsys.readouterr().out)
     assert {result["answers"] for result in record["results"]} == {4}
     assert all(f"flag {i}" in requests for i in range(10))
-    assert "found no better prompt" in (tmp_path / "out" / "table.md").read_text()
+    # Read from the folder, it says again that the editor's replies were unusable.
+    for _ in range(2):
+        table = (tmp_path / "out" / "table.md").read_text()
+        assert "found no better prompt" in table
+        assert "replies of the editor could not be read" in table
+        assert status(*command, "--output-dir", "out", "--json") == 0
     assert set(record["usage"]) == {"model", "editor"} and record["cost_usd"] == 0
 
 

@@ -24,11 +24,13 @@ class Found:
         prompt (`str`): The best prompt.
         score (`float`): Its mean score on the rows by which it was chosen, hence too high.
         calls (`int`): The calls of both models.
+        note (`str`): How many of the editor's replies could not be used, if any.
     """
 
     prompt: str
     score: float
     calls: int
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,8 @@ class Objective:
             raise reply.error
         return reply.text
 
-    def found(self, prompt: str, score: float) -> Found:
-        """The result, with the calls made so far.
+    def found(self, prompt: str, score: float, note: str = "") -> Found:
+        """The result, with the calls made so far and a note on the editor's replies.
 
         Raises:
             [`LLMError`]: The search was ended by a spent budget, a rejected key or another fatal
@@ -151,7 +153,7 @@ class Objective:
         """
         if self.count.end is not None:
             raise self.count.end
-        return Found(prompt, score, self.count.calls)
+        return Found(prompt, score, self.count.calls, note)
 
 
 def mean_score(trials: Sequence[Trial]) -> float:

@@ -72,4 +72,9 @@ def optimise_espl(objective: Objective, prompt: str, config: EvolveConfig | None
             if prompt_id == result.best.id and value is not None:
                 values.append(value)
     score = sum(values) / len(values) if values else float("nan")
-    return objective.found(result.best.text, score)
+    attempts = result.attempts
+    unreadable = attempts.get("unreadable", 0)
+    note = ""
+    if unreadable:
+        note = f"{unreadable} of {sum(attempts.values())} replies of the editor could not be read"
+    return objective.found(result.best.text, score, note)

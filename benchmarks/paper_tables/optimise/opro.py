@@ -1,7 +1,5 @@
-"""OPRO (Yang et al.
-
-2023, "Large Language Models as Optimizers"): a model that is shown instructions with their scores
-writes better ones.
+"""OPRO: a model that is shown instructions with their scores writes better ones (Yang et al. 2023,
+"Large Language Models as Optimizers").
 
 The published algorithm, small: at each step the best instructions so far in rising order and a few
 examples make the meta-prompt, several new instructions are drawn from it, and each is scored.
@@ -62,7 +60,9 @@ def optimise_opro(
             except LLMError as error:
                 if error.fatal:
                     return _best(objective, scored)
+    note = ""
     if unread:
+        note = f"{unread} of {requests} replies of the editor could not be read"
         logger.warning(
             "OPRO: %d of %d replies of the editor had no instruction between <INS> and </INS>: use "
             "a model that follows its instructions, or raise its max_tokens",
@@ -77,7 +77,7 @@ def optimise_opro(
             repeated,
             requests,
         )
-    return _best(objective, scored)
+    return _best(objective, scored, note)
 
 
 def read_instruction(reply: str) -> str:
@@ -109,6 +109,6 @@ def _meta_prompt(
     return re.sub(r"\{(history|examples|form)\}", lambda match: values[match[1]], OPRO_META)
 
 
-def _best(objective: Objective, scored: dict[str, float]) -> Found:
+def _best(objective: Objective, scored: dict[str, float], note: str = "") -> Found:
     prompt, score = max(scored.items(), key=lambda item: item[1])
-    return objective.found(prompt, score)
+    return objective.found(prompt, score, note)

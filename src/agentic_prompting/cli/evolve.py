@@ -80,7 +80,8 @@ class EvolveSettings(EvolveConfig):
     """[`EvolveConfig`] with a grammar that is named by a word."""
 
     grammar: str = option(
-        "Where a reply's answer is: between tags, or free, the whole reply.", "tags"
+        "Where a reply's answer is: between tags; free, the whole reply; marked, after 'Answer:'.",
+        "tags",
     )
 
 

@@ -8,6 +8,7 @@ from .evolve import EvolutionStopped, EvolveResult, EvolveRun, StepLog, evolve
 from .journal import EvolutionJournal, attempt_records, journal_beside, read_journal
 from .least_budget import LeastBudget, estimate_least_budget
 from .lineage import Lineage, lineage_of, plot_lineage, read_lineage
+from .marked_answer import MarkedAnswer
 from .one_call import revise
 from .operators import Outcome, correct, crossover, mutate
 from .parsing import parse_edits
@@ -53,6 +54,7 @@ __all__ = [
     "EvolveRun",
     "LeastBudget",
     "Lineage",
+    "MarkedAnswer",
     "Member",
     "Outcome",
     "Population",

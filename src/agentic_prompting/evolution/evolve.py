@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -40,14 +41,22 @@ from ..rewards.reward_columns import (
     refuse_reserved_columns,
     required_columns,
 )
-from ..rollout import AgentSpec, Grammar
+from ..rollout import AgentSpec, FreeText, Grammar
 from ..versions import code_version, row_version
 from .journal import EvolutionJournal, attempt_records, journal_beside, read_journal
 from .least_budget import LeastBudget, estimate_least_budget
 from .operators import MAX_CHARS, WITHOUT_ATTEMPT, Outcome
 from .population import Population, load_state, member_id
 from .population_evolution import PopulationEvolution, ReflectionTask, propose_children
-from .results import Attempt, ProblemResult, PromptResult, mean, question_of, truth_of
+from .results import (
+    TRUTH_SEPARATOR,
+    Attempt,
+    ProblemResult,
+    PromptResult,
+    mean,
+    question_of,
+    truth_of,
+)
 from .scoring import Reward, read_problems, score
 from .settings import EvolveConfig
 from .system_prompt import SystemPrompt
@@ -177,6 +186,18 @@ class EvolveResult:
             f"usable edit ({', '.join(reason_texts)}){proposed_nothing}; take a more capable one, "
             "or raise max_words"
         )
+
+
+def _find_wrapped_answer(result: PromptResult) -> str:
+    """Return a reply with an accepted answer inside that did not get the reward 1; or an empty text."""
+    for problem in result.problems:
+        answers = [re.escape(answer) for answer in problem.truth.split(TRUTH_SEPARATOR) if answer]
+        accepted = re.compile(rf"(?<!\w)({'|'.join(answers)})(?!\w)")
+        for attempt in problem.attempts:
+            is_imperfect = attempt.reward is not None and attempt.reward < 1
+            if answers and is_imperfect and accepted.search(attempt.text):
+                return attempt.text
+    return ""
 
 
 def _ends_without_answers(steps: Sequence[StepLog]) -> bool:
@@ -694,6 +715,16 @@ class EvolveRun:
                 f"under prompt {best.prompt.id}, the best of the step, every attempt at every "
                 "problem got the reward 1: take harder problems"
             )
+
+        # Right answers were compared together with the words around them.
+        if isinstance(self.grammar, FreeText):
+            wrapped = _find_wrapped_answer(best)
+            if wrapped:
+                return (
+                    "an accepted answer stands inside replies that did not get the reward 1, such "
+                    f"as the one that ends in {wrapped[-60:]!r}: set grammar to 'marked', which "
+                    "reads the text after 'Answer:', or let the prompt ask for the answer alone"
+                )
 
         # The attempts at a problem could not differ.
         if num_generations == 1 and self.config.reflect_on == "mixed":

@@ -22,6 +22,10 @@ Row = Sequence[float | None]
 reasons."""
 
 
+TRUTH_SEPARATOR = " | "
+"""Between the accepted answers of a problem, as the reference LLM reads them."""
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One rollout as the reference LLM reads it.
@@ -278,7 +282,7 @@ def truth_of(row: Mapping[str, Any]) -> str:
     A reward may read other columns: a row without answers says so to the reference LLM.
     """
     answers = row.get("answers") or ()
-    text = answers if isinstance(answers, str) else " | ".join(map(value_text, answers))
+    text = answers if isinstance(answers, str) else TRUTH_SEPARATOR.join(map(value_text, answers))
     return text or "not given"
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..rollout import Grammar
-from ..rollout.grammars import GRAMMARS
+from ..rollout import FreeText, Grammar, TagGrammar
+from .marked_answer import MarkedAnswer
 from .population import BEST_RULES, Population, check_choice
 from .selection import EXPLORATION, SELECTION_RULES
 from .system_prompt import MAX_WORDS, PLACES, SystemPrompt
@@ -27,8 +28,14 @@ _POPULATION_SETTINGS = (
 # The ways to make a mutation; see `reflection` below.
 REFLECTIONS = ("paper", "one_call", "rewrite")
 
-REPLY_GRAMMARS = ("tags", "free")
-"""How a reply's answer is read: between Prompt-R1's tags, or the whole reply."""
+REPLY_GRAMMARS: Mapping[str, type[Any]] = {
+    "tags": TagGrammar,
+    "free": FreeText,
+    "marked": MarkedAnswer,
+}
+"""How the answer in a reply is found: between Prompt-R1's tags, the whole reply, or what it marks as
+its answer, such as the text after `Answer:`.
+"""
 
 
 def setting(default: Any, text: str) -> Any:
@@ -221,8 +228,9 @@ class EvolveConfig(ESPLSettings):
         prompt_template (`str`, *optional*, defaults to `"{question}"`): The user message. A row's
             own `prompt` is used instead of it.
         grammar ([`Grammar`] or `str`, *optional*, defaults to `"tags"`): How rewards find the
-            answer in a reply: `"tags"`, between Prompt-R1's tags; `"free"`, the whole reply; or a
-            grammar of your own.
+            answer in a reply: `"tags"`, between Prompt-R1's tags; `"free"`, the whole reply;
+            `"marked"`, the text after `Answer:`, in a box or in tags, else the whole reply
+            ([`MarkedAnswer`]); or a grammar of your own.
         policy_sampling (`dict` or `str`, *optional*): Sampling options of the policy's calls, as
             `reference_sampling` (the paper samples at a temperature of .6 to .7 and top-p .95).
         eval_every (`int`, *optional*, defaults to `0`): Steps between two evaluations of the best
@@ -241,7 +249,8 @@ class EvolveConfig(ESPLSettings):
     problems_per_step: int = setting(10, "b: problems per step.")
     prompt_template: str = setting("{question}", "The user message, with {question}.")
     grammar: Grammar | str = setting(
-        "tags", "Where a reply's answer is: between tags, or free, the whole reply."
+        "tags",
+        "Where a reply's answer is: between tags; free, the whole reply; marked, after 'Answer:'.",
     )
     policy_sampling: dict[str, Any] | str | None = setting(
         None, "Sampling options of the policy: JSON."
@@ -255,7 +264,7 @@ class EvolveConfig(ESPLSettings):
         check_choice("mode", self.mode, ("evolution", "reflection"))
         if isinstance(self.grammar, str):
             check_choice("grammar", self.grammar, REPLY_GRAMMARS)
-            self.grammar = GRAMMARS[self.grammar]()
+            self.grammar = REPLY_GRAMMARS[self.grammar]()
         if isinstance(self.policy_sampling, str):
             self.policy_sampling = _read_sampling("policy_sampling", self.policy_sampling)
 

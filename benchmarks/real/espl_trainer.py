@@ -20,7 +20,8 @@ Protocol, written before any run of the reported seed.
 4. Reported: exact match on the held-out questions under the best prompt by rating, sampled at
    temperature .7 with one seed for all; the same after the warm start under the first prompt; the
    share of questions in which the agent asks; how many children there were.
-5. Seed 1011; tuning seed 1, about countries, on which two steps were run to see that it works.
+5. Seed 1011; tuning seed 1, about countries, on which two steps of each mode were run to see that
+   it works (exact match .03 before, .31 after two steps of joint); nothing was changed after them.
 6. Expected: weights alone and joint gain over the warm start with an interval above 0; prompts
    alone gain less than weights alone, because a model of this size hardly follows a system prompt.
    Whether joint is above or below weights alone is open. The figures are printed whatever they are.

@@ -384,6 +384,28 @@ def test_evaluation_repeats_itself(tiny_policy, rows, tmp_path):
         assert first[name] == second[name]
 
 
+def test_an_evaluation_is_a_mean_over_rollouts(tiny_policy, rows, tmp_path):
+    """Its last batch is smaller, and one of its rollouts has no reward."""
+    eval_rows = rows.select(range(3))
+    grades = dict(zip(eval_rows["question"], ([1.0, 1.0], [1.0, 0.0], [0.0, None]), strict=True))
+
+    def graded(rollout, question, **kwargs):
+        return [grades[text][place % 2] for place, text in enumerate(question)]
+
+    trainer = trainer_for(
+        tiny_policy,
+        tmp_path,
+        rows,
+        options={"eval_dataset": eval_rows, "reward_funcs": graded},
+        num_generations_eval=2,
+        per_device_eval_batch_size=4,
+    )
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
+    metrics = trainer.evaluate()
+    assert metrics["eval_reward"] == pytest.approx(3 / 5)
+    assert metrics["eval_rewards/graded/mean"] == pytest.approx(3 / 5)
+
+
 def test_evaluation_logs_pass_at_k(tiny_policy, rows, tmp_path):
     """By the first reward function; a rollout without a reward is no attempt."""
     eval_rows = rows.select(range(2))

@@ -81,9 +81,19 @@ def test_a_resume_says_which_changed_arguments_have_no_effect(tiny_policy, rows,
     constant = {"lr_scheduler_type": "constant", "logging_steps": 1}
     resume(1, learning_rate=1e-3, **constant)
     assert "no effect" not in caplog.text
-    rates = resume(2, learning_rate=1e-5, temperature=0.5, **constant)
+    rates = resume(
+        2, learning_rate=1e-5, temperature=0.5, max_turn_tokens=5, reward_weights=[2.0], **constant
+    )
     assert "learning_rate 0.001 -> 1e-05 has no effect" in caplog.text and rates[-1] == 1e-3
     assert "resumed with temperature 1.0 -> 0.5" in caplog.text
+    assert "max_turn_tokens" in caplog.text
+    assert "reward_weights None -> [2.0]" in caplog.text
+    caplog.clear()
+    resume(
+        3, learning_rate=1e-5, temperature=0.5, max_turn_tokens=5, reward_weights=[2.0], **constant
+    )
+    assert "resumed with temperature" not in caplog.text
+    assert "reward_weights" not in caplog.text
 
 
 def test_warnings_come_back_until_the_next_checkpoint(tiny_policy, rows, tmp_path, caplog):

@@ -343,6 +343,9 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         # The current batch; see `_processing`.
         self._batch: Batch | None = None
         self._eval_batches = 0
+        # Of each batch of an evaluation: its rollouts, and those with a reward.
+        self._eval_rollout_counts: list[int] = []
+        self._eval_scored_counts: list[int] = []
         self._add_progress_callbacks(rollout_log, run_id)
 
     def _create_row_layout(
@@ -575,6 +578,8 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         self.log_batch(batch.position.mode, summary.metrics)
         if not batch.position.is_training:
             self._eval_batches += 1
+            self._eval_rollout_counts.append(len(summary.totals))
+            self._eval_scored_counts.append(int((~summary.totals.isnan()).sum()))
             self.log_batch("eval", pass_at_k_metrics(rewards[:, 0], batch.position.group_size))
 
         # Stop if too many rollouts failed, or if judges gave no reward because the budget is spent.
@@ -805,6 +810,21 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         for name, value in metrics.items():
             self._metrics[mode][name].append(value)
 
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As [`~trl.GRPOTrainer`]'s; metrics of an evaluation are means over its rollouts.
+
+        TRL takes the mean of the batches' means, in which a rollout of a small last batch counts
+        more than the others.
+        """
+        if not self.model.training:
+            metrics = self._metrics["eval"]
+            for name, values in metrics.items():
+                is_reward = name == "reward" or name.startswith("rewards/")
+                counts = self._eval_scored_counts if is_reward else self._eval_rollout_counts
+                if len(values) == len(counts):
+                    metrics[name] = [_weighted_mean(values, counts)]
+        super().log(logs, start_time)
+
     def drop_metrics(self, mode: str) -> None:
         """Discard the metrics since the last log."""
         self._metrics[mode].clear()
@@ -881,5 +901,16 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
     ) -> dict[str, float]:
         """As [`~trl.GRPOTrainer`]'s. All evaluations sample with the same seeds."""
         self._eval_batches = 0
+        self._eval_rollout_counts = []
+        self._eval_scored_counts = []
         with job_span("evaluation", self.state.global_step, self.accelerator):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+
+
+def _weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:
+    """Return the mean of the values that are numbers; NaN if none of them has a weight."""
+    pairs = [pair for pair in zip(values, weights, strict=True) if not math.isnan(pair[0])]
+    total_weight = sum(weight for _, weight in pairs)
+    if not total_weight:
+        return math.nan
+    return sum(value * weight for value, weight in pairs) / total_weight

@@ -32,16 +32,62 @@ logger = logging.getLogger(__name__)
 _MAX_ROWS = 10_000
 
 _LEARNING_ARGUMENTS = (
+    # The optimizer.
     "learning_rate",
     "lr_scheduler_type",
+    "optim",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "max_grad_norm",
+    "seed",
+    # The batch.
     "num_generations",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
+    "num_iterations",
+    "async_lead",
+    "max_staleness",
+    # Sampling.
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "generation_kwargs",
+    # Episodes.
+    "max_turns",
+    "max_turn_tokens",
+    "max_completion_length",
+    "max_context",
+    "step_timeout",
+    "stop_at_tags",
+    "environment_limits",
+    "environment_ratio",
+    # Rewards and loss.
+    "gate",
+    "reward_weights",
+    "scale_rewards",
+    "mask_truncated_completions",
     "beta",
     "loss_type",
-    "temperature",
-    "max_turns",
-    "max_completion_length",
+    "epsilon",
+    "epsilon_high",
+    "delta",
+    "importance_sampling_level",
+    "entropy_coef",
+    "top_entropy_quantile",
+    "off_policy_mask_threshold",
+    # E-SPL, as far as its population does not check them itself.
+    "mode",
+    "phase_steps",
+    "baseline",
+    "prompts_per_step",
+    "p_crossover",
+    "reflection",
+    "reflect_on",
+    "reflector",
+    "evolution_lag",
 )
 """Training arguments whose change makes another run of it. Further ones are not compared."""
 
@@ -259,6 +305,8 @@ def _warn_of_arguments(saved_args: Mapping[str, Any], args: Mapping[str, Any]) -
     """
     ignored: list[str] = []
     applied: list[str] = []
+    # As they are saved: a tuple is a list there.
+    args = json.loads(json.dumps(args, default=_to_json))
     for name in _LEARNING_ARGUMENTS:
         if name not in saved_args or name not in args or saved_args[name] == args[name]:
             continue

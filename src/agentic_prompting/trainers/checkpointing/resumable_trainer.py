@@ -39,6 +39,7 @@ from trl import GRPOTrainer
 from ..contract import check_trl
 from ..patches import skip_backward_of_constants
 from ..row_order import EpochSampler
+from .adapter_check import check_adapter
 from .find_checkpoint import STATE_FILE, find_checkpoint, read_resume_option
 from .interrupts import checkpoint_on_interrupt
 from .resumed_schedule import follow_present_schedule
@@ -346,6 +347,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
                 self.accelerator, lambda: find_checkpoint(resume_from_checkpoint, folder)
             )
             self._check_process_count(checkpoint)
+            if checkpoint is not None:
+                check_adapter(Path(checkpoint), self.accelerator.unwrap_model(self.model))
             self._has_trained = True
             self._checkpoint = checkpoint
             with self.training_context(bool(resume_from_checkpoint)):

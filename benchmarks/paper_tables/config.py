@@ -23,7 +23,7 @@ KINDS: dict[str, frozenset[str]] = {
 """Every kind of system, and the settings it has."""
 
 _MODEL_SETTINGS = frozenset(
-    {"name", "base_url", "budget_usd", "price", "max_concurrency", "sampling"}
+    {"name", "base_url", "key", "rate", "budget_usd", "price", "max_concurrency", "sampling"}
 )
 
 
@@ -60,8 +60,10 @@ class TableConfig:
             them.
         held_out (`float`, *optional*): Of files of your own this share of the rows fills the table,
             and optimisers and trained systems learn from the others. See [`~data.hold_out`].
-        models (`dict`): For each name that systems use: `name` at its endpoint, `base_url`,
-            `budget_usd`, `sampling`.
+        models (`dict`): For each name that systems use: `name` at its endpoint, `base_url`, `key`
+            (the environment variable that has its key), `price` (two numbers, dollars per million
+            tokens read and written), `rate` (requests per minute), `max_concurrency`, `budget_usd`,
+            `sampling`.
         each_of (`list[str]`, *optional*): Models; every system that names none of its own (`model`,
             for an agent its `environment`) is made with each of them.
         metrics (`list[str]` or `dict`, *optional*): As [`find_metrics`] takes them, for all tasks

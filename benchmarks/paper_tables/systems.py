@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from agentic_prompting.cli.options import read_key
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.evaluation import (
     AgentSystem,
@@ -73,6 +74,10 @@ def connect(
         }
         if "price" in options:
             options["price"] = tuple(options["price"])
+        if "rate" in options:
+            options["requests_per_minute"] = options.pop("rate")
+        if "key" in options:
+            options["api_key"] = read_key(str(options.pop("key")), f"models: {role}, key:")
         client = stack.enter_context(OpenAIChat(settings.get("name", role), cache=cache, **options))
         client.serve_command(_command_role(role, models, client.base_url), endpoint_check)
         connected[role] = (client, dict(settings.get("sampling", {})))
@@ -83,7 +88,7 @@ def _command_role(role: str, models: Mapping[str, Mapping[str, Any]], base_url: 
     """The name and settings of a model for errors of its client, and an address that may have been
     forgotten.
     """
-    advice = f"the settings of models: {role} are its name, base_url and price"
+    advice = f"the settings of models: {role} are its name, base_url, key and price"
     others = [other for other, settings in models.items() if settings.get("base_url")]
     if others and not models[role].get("base_url") and "api.openai.com" in base_url:
         advice += (

@@ -496,6 +496,27 @@ def test_dropped_rows_are_reported_once(tmp_path, monkeypatch, capsys):
     assert len([line for line in warnings if "dropped 1 row" in line]) == 1
 
 
+def test_each_model_of_a_table_may_have_its_own_key(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("FIRST_KEY", "sk-first")
+    with MisbehavingServer(say=lambda request: "Answer: blue") as server:
+        command = closed_model_table(tmp_path, server)
+        config = Path(command[2])
+        endpoint = f'base_url: "{server.base_url}", price: [1, 1]'
+        models = f"model: {{{endpoint}, key: FIRST_KEY}}, editor: {{{endpoint}, key: SECOND_KEY}}"
+        text = re.sub(r"models: .*", f"models: {{{models}}}", config.read_text())
+        config.write_text(text)
+        assert status(*command) == 2
+        assert "SECOND_KEY" in capsys.readouterr().err
+        assert not server.requests
+        monkeypatch.setenv("SECOND_KEY", "sk-second")
+        assert status(*command) == 0
+        assert server.authorizations == {"Bearer sk-first", "Bearer sk-second"}
+    for path in (tmp_path / "out").rglob("*"):
+        assert not path.is_file() or b"sk-" not in path.read_bytes()
+
+
 def test_a_budget_of_the_command_replaces_the_files(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with MisbehavingServer(say=lambda request: "Answer: blue") as server:

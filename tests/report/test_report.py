@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from agentic_prompting.cli import main
+from agentic_prompting.evaluation import wilson_interval
 from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.evolution.lineage import lanes
 from agentic_prompting.records import RecordFile
@@ -554,6 +555,9 @@ def test_score_against_dollars(tmp_path):
         ("wasteful", 0.02, 0.5, False),
     ]
     assert all(0 <= point["low"] <= point["mean"] <= point["high"] <= 1 for point in points)
+    # The interval of a table, which has a width even where every answer is right.
+    dear = wilson_interval(3, 4)
+    assert (points[1]["low"], points[1]["high"]) == (dear.low, dear.high)
     assert 'id="data-front"' not in write_report(tmp_path / "cheap", pictures=False).read_text(), (
         "one is no front"
     )

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 import traceback
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..evolution import (
     EvolveConfig,
@@ -46,6 +45,9 @@ from .options import (
 )
 from .script import INTERRUPTED, print_error
 from .terminal import print_json, print_text
+
+if TYPE_CHECKING:
+    from ..evaluation.intervals import Estimate
 
 NOTHING_LEARNED = 3
 """The exit status of `evolve` when it has no new prompt to show."""
@@ -406,30 +408,23 @@ def _describe_held_out(result: EvolveResult) -> str:
     """The mean reward of the first and of the best prompt on held-out rows; empty without such
     rows.
     """
+    from ..evaluation.held_out_gain import estimate_held_out
+
     first, best = _first_and_best(result)
-    if first.held_out is None or best.held_out is None:
+    first_score = estimate_held_out(first)
+    best_score = estimate_held_out(best)
+    if first_score is None or best_score is None:
         return ""
-    if first is best:
-        first_score = _describe_score(first.held_out)
-        return (
-            f"held out ({count_in_words(int(first.held_out['n']), 'row')}): the first prompt "
-            f"{first_score}"
-        )
-    return (
-        f"held out ({count_in_words(int(best.held_out['n']), 'row')}): the first prompt "
-        f"{_describe_score(first.held_out)}, the best one {_describe_score(best.held_out)}"
+    text = (
+        f"held out ({count_in_words(best_score.n, 'row')}): the first prompt "
+        f"{_describe_score(first_score)}"
     )
+    return text if first is best else f"{text}, the best one {_describe_score(best_score)}"
 
 
-def _describe_score(held_out: Mapping[str, float]) -> str:
-    """A mean reward with its 95 % interval over the rows, the one that the report draws."""
-    # Files of older versions have the mean alone.
-    if "deviation" not in held_out:
-        return f"{held_out['mean']:.3f}"
-    half_width = 1.96 * held_out["deviation"] / math.sqrt(held_out["n"])
-    low = held_out["mean"] - half_width
-    high = held_out["mean"] + half_width
-    return f"{held_out['mean']:.3f} [{low:.3f}, {high:.3f}]"
+def _describe_score(score: Estimate) -> str:
+    """A mean reward with its 95 % interval over the rows."""
+    return f"{score.mean:.3f} [{score.low:.3f}, {score.high:.3f}]"
 
 
 def _describe_reward_error(reward: str, error: Exception) -> str | None:

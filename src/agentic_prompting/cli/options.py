@@ -130,7 +130,7 @@ def read_client_settings(text: str | None, name: str, with_key: bool = True) -> 
         setting, _, value = pair.strip().partition("=")
         if setting == "key":
             if with_key:
-                settings["api_key"] = _read_key(value, name)
+                settings["api_key"] = read_key(value, f"--{name} key=")
         elif setting in _CLIENT_SETTINGS:
             argument, read_value, expected = _CLIENT_SETTINGS[setting]
             try:
@@ -164,14 +164,23 @@ expected.
 """
 
 
-def _read_key(variable: str, name: str) -> str:
-    """The key in an environment variable. The value is not shown: it may be a key itself."""
+def read_key(variable: str, setting: str) -> str:
+    """Return the key in an environment variable.
+
+    Args:
+        variable (`str`): The name of the variable.
+        setting (`str`): The setting that has this name, for errors.
+
+    Raises:
+        `ValueError`: It is no name, or there is no such variable. A text that is no name is not
+            shown: it may be a key itself.
+    """
     if not re.fullmatch(r"[A-Za-z_]\w*", variable):
         raise ValueError(
-            f"--{name} key= takes the name of an environment variable that has the key"
+            f"{setting} takes the name of an environment variable that has the key, not the key"
         )
     if not os.environ.get(variable):
-        raise ValueError(f"--{name} key={variable}: the environment has no variable {variable}")
+        raise ValueError(f"{setting} {variable}: the environment has no variable {variable}")
     return os.environ[variable]
 
 

@@ -1,12 +1,32 @@
-"""The gain of an evolved prompt: the best prompt against the first one on the same held-out
-questions.
+"""The held-out scores of evolved prompts: the interval of each, and the best prompt against the
+first one on the same questions.
 """
 
 from __future__ import annotations
 
+import math
+
 from ..evolution import Member
 from ..llm.numbers import count_in_words
-from .intervals import PairedDifference, paired_difference
+from .intervals import Estimate, PairedDifference, estimate_mean, paired_difference
+
+
+def estimate_held_out(member: Member) -> Estimate | None:
+    """Return a prompt's mean reward on held-out questions with its 95 % interval.
+
+    Returns:
+        [`Estimate`]: `None` without a measurement. Files of older versions have no scores by
+            question: the interval is then mean ± 1.96 standard errors, or the mean alone.
+    """
+    if member.held_out is None:
+        return None
+    if member.held_out_scores is not None:
+        scores = [score for score in member.held_out_scores if score is not None]
+        return estimate_mean(scores, is_share=True)
+    mean = member.held_out["mean"]
+    n = int(member.held_out.get("n", 1))
+    half_width = 1.96 * member.held_out.get("deviation", 0.0) / math.sqrt(n)
+    return Estimate(mean, mean - half_width, mean + half_width, n)
 
 
 def measure_held_out_gain(first: Member, best: Member) -> PairedDifference | None:

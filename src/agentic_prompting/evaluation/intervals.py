@@ -1,6 +1,6 @@
 """Intervals of means, and paired differences between two systems: pure functions of scores.
 
-Shares (exact match, accuracy) have Wilson's interval, everything else (F1, rewards, turns) the
+Scores that are all 0 or 1 have Wilson's interval, all others (partial scores, turns) the
 bootstrap's. Differences are paired, because hard questions are hard for both systems.
 """
 
@@ -34,9 +34,13 @@ class Estimate:
 
 
 def estimate_mean(values: Sequence[float], is_share: bool) -> Estimate | None:
-    """Return the mean of scores with its 95 % interval; `None` without scores.
+    """Return the mean of some values with its 95 % interval; `None` without values.
 
-    Shares whose values are all 0 or 1 have Wilson's interval, other scores the bootstrap's.
+    Scores that are all 0 or 1 have Wilson's interval, other values the bootstrap's.
+
+    Args:
+        values (`Sequence[float]`): One for each question.
+        is_share (`bool`): Whether they are scores from 0 to 1, and no counts.
     """
     if not values:
         return None

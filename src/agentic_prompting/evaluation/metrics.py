@@ -168,7 +168,7 @@ def judged(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
 
 
 BINARY = (frozenset(_ITEM_SCORES) | {"judged"}) - {"token_f1"}
-"""Metrics that are 0 or 1. Their means are shares, which get Wilson's interval."""
+"""Metrics that are 0 or 1: their repeats have pass@k and a majority."""
 
 METRIC_PATH = str(Path(__file__).with_name("answer_metric.py"))
 """The script of our metrics, for `evaluate.load(METRIC_PATH, "token_f1")`."""

@@ -68,8 +68,8 @@ Chat = ChatModel | Callable[..., Any]
 """A chat model, or a function of the messages that returns a text."""
 
 _NO_ANSWER_FOUND = (
-    "the grammar found no answer in any reply; set grammar to 'free', which takes the whole reply "
-    "for the answer, or let the prompt ask for <answer> tags"
+    "the grammar found no answer in any reply; set grammar to 'marked', which reads the text after "
+    "'Answer:' and otherwise takes the whole reply, or let the prompt ask for <answer> tags"
 )
 _FORMAT = 2  # version of the saved state; increased when older readers would misread it
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ..evaluation import Evaluation, bootstrap_interval
+from ..evaluation import Evaluation
 from ..evaluation.answer_records import row_index_of
+from ..evaluation.intervals import estimate_mean
 from ..evaluation.systems import worth_of
 from ..records import Record
 from .evaluation_summary import first_scores
@@ -73,7 +74,8 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
     points = []
     for system, dollars in costs.items():
         question_means = [fmean(values) for values in scores[system].values()]
-        interval = bootstrap_interval(question_means)
+        interval = estimate_mean(question_means, is_share=True)
+        assert interval is not None  # a system has a point only with scores
         points.append(
             CostPoint(
                 system,

@@ -20,7 +20,7 @@ from ..evaluation import (
     results_table,
 )
 from ..evaluation.answer_records import row_index_of
-from ..evaluation.held_out_gain import describe_held_out_gain
+from ..evaluation.held_out_gain import describe_held_out_gain, estimate_held_out
 from ..evolution import Lineage
 from ..evolution.lineage import LINES, Node
 from ..records import Record
@@ -430,6 +430,7 @@ def _node(node: Node, texts: Sequence[str]) -> dict[str, Any]:
     """A prompt of the tree."""
     prompt = node.member.prompt
     rating = node.member.rating
+    held_out = estimate_held_out(node.member)
     return {
         "operator": prompt.operator,
         "born": prompt.born_at,
@@ -441,7 +442,7 @@ def _node(node: Node, texts: Sequence[str]) -> dict[str, Any]:
         "alive": node.in_window,
         "best": node.best,
         "counts": node.counts,
-        "heldOut": node.member.held_out,
+        "heldOut": None if held_out is None else asdict(held_out),
         "text": prompt.text,
         "diffs": [word_diff(texts[parent], prompt.text) for parent in prompt.parents],
     }

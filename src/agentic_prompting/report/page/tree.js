@@ -76,15 +76,15 @@ function shader(nodes) {
   return (mu) => SHADES[Math.round((high === low ? 0.5 : (mu - low) / (high - low)) * (SHADES.length - 1))];
 }
 
-/** Points with whiskers; `value` gives [x, y, half the whisker] of a prompt, or null to leave it out. */
+/** Points with whiskers; `value` gives [x, y, lower end, upper end] of a prompt, or null to leave it out. */
 function whiskers(title, nodes, value, label, choose) {
   const points = nodes.map((one, place) => [place, value(one, place)]).filter(([, point]) => point);
-  const ys = points.flatMap(([, [, y, half]]) => [y - half, y + half]);
+  const ys = points.flatMap(([, [, , low, high]]) => [low, high]);
   const node = drawing(title, (node, width) => {
     const scale = axes(node, points.map(([, [x]]) => x), ys, width, label);
-    for (const [place, [x, y, half]] of points) {
+    for (const [place, [x, y, low, high]] of points) {
       const at = { x1: scale.x(x), x2: scale.x(x) };
-      node.append(svg("line", { class: "whisker", ...at, y1: scale.y(y - half), y2: scale.y(y + half) }));
+      node.append(svg("line", { class: "whisker", ...at, y1: scale.y(low), y2: scale.y(high) }));
       const dot = { cx: scale.x(x), cy: scale.y(y), r: nodes[place].best ? 5.5 : 4, class: `point ${nodes[place].best ? "best" : ""}` };
       node.append(svg("circle", { ...dot, onclick: () => choose(place) }, svg("title", { text: `prompt ${place}` })));
     }
@@ -92,13 +92,10 @@ function whiskers(title, nodes, value, label, choose) {
   return el("figure", {}, el("figcaption", {}, title), node);
 }
 
-const ratingsFigure = (nodes, choose) => whiskers("Rating μ ± σ of each prompt", nodes, (one, place) => [place, one.mu, one.sigma], "system prompt", choose);
+const ratingsFigure = (nodes, choose) => whiskers("Rating μ ± σ of each prompt", nodes, (one, place) => [place, one.mu, one.mu - one.sigma, one.mu + one.sigma], "system prompt", choose);
 
 const heldOutFigure = (nodes, choose) => whiskers("Mean reward on held-out problems, 95 %, against rating", nodes,
-  (one) => one.heldOut && [one.mu, one.heldOut.mean, one.heldOut.n ? 1.96 * deviation(one.heldOut) / Math.sqrt(one.heldOut.n) : 0], "rating μ", choose);
-
-/** Where only a mean is known, as of rewards of 0 and 1. */
-const deviation = (measured) => measured.deviation ?? Math.sqrt(Math.max(0, measured.mean * (1 - measured.mean)));
+  (one) => one.heldOut && [one.mu, one.heldOut.mean, one.heldOut.low, one.heldOut.high], "rating μ", choose);
 
 function promptDetail(nodes, place, choose, page) {
   const one = nodes[place];

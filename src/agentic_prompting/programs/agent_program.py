@@ -411,9 +411,13 @@ class AgentProgram(Environment, ABC):
         deadline = time.monotonic() + self.timeout
         # Wait piece by piece, to see a program that hangs long before its time is over.
         while not done and (remaining := deadline - time.monotonic()) > 0:
+            # Look again when it can first have been idle for long enough.
+            until_idle = _IDLE_SECONDS - session.idle_seconds
+            if until_idle <= 0:
+                until_idle = _IDLE_SECONDS
             done, _ = await asyncio.wait(
                 pending,
-                timeout=min(remaining, _IDLE_SECONDS),
+                timeout=min(remaining, until_idle),
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if not done and session.idle_seconds >= _IDLE_SECONDS:

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import time
 
 import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAI
@@ -64,6 +65,7 @@ def test_most_rollouts_with_a_single_call(turns, n, warned, caplog):
     assert [text.split(".")[0] for text in warnings] == [
         "32 of the last 32 rollouts made a single call"
     ] * warned
+    assert all("base_url" in text and "tool" in text for text in warnings)
 
 
 @pytest.mark.parametrize(("asks", "warned"), [(False, True), (True, False)])
@@ -79,13 +81,13 @@ def test_a_program_that_raises_before_any_request(asks, warned, caplog):
 
 
 @pytest.mark.parametrize(("length", "warned"), [(900, True), (9, False)])
-def test_replies_that_are_cut_are_counted_and_warned_of(length, warned, caplog):
+def test_cut_replies_are_warned_of_at_once(length, warned, caplog):
     async def agent(row, say):
         await say([Q])
         return "done"
 
-    rollouts, _ = play_program(program_of(agent), lambda text, request: "x" * length, n=40)
-    assert [rollout.counts["program/cut_replies"] for rollout in rollouts] == [warned] * 40
+    rollouts, _ = play_program(program_of(agent), lambda text, request: "x" * length, n=8)
+    assert [rollout.counts["program/cut_replies"] for rollout in rollouts] == [warned] * 8
     assert any("were cut off" in text for text in warnings_in(caplog)) == warned
 
 
@@ -222,6 +224,21 @@ def test_a_program_that_hangs_is_noticed(caplog, monkeypatch):
     rollout, _ = play_program(program_of(agent, timeout=2))
     assert rollout.status == "failed"
     assert ["neither called" in text for text in warnings_in(caplog)] == [True]
+
+
+def test_a_program_that_hangs_is_noticed_in_time(caplog, monkeypatch):
+    monkeypatch.setattr(agent_program, "_IDLE_SECONDS", 1.0)
+    last_calls = []
+
+    async def agent(row, say):
+        await asyncio.sleep(0.5)
+        await say([Q])
+        last_calls.append(time.time())
+        await asyncio.Event().wait()
+
+    play_program(program_of(agent, timeout=4))
+    (warning,) = [record for record in caplog.records if "neither called" in record.message]
+    assert 0.9 < warning.created - last_calls[0] < 1.4
 
 
 def test_a_program_that_ends_in_time_is_not_taken_for_a_hanging_one(caplog):

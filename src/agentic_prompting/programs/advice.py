@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _KEPT_ROLLOUTS = 128  # the latest rollouts, which are compared
 _MIN_ROLLOUTS = 32  # for a warning about most of them
+_MIN_CUT_ROLLOUTS = 8  # for a warning about cut replies: a group of the first step has as many
 _MIN_ROLLOUTS_OF_KIND = 8  # failed and other rollouts, for a comparison of their lengths
 _SHORT = 0.5  # of the median length of the other rollouts
 _LONGEST_QUOTE = 160  # characters
@@ -178,15 +179,16 @@ class Advice:
             self.warn_once(
                 "single",
                 f"{single_calls} of the last {count} rollouts made a single call. If the agent has "
-                "several turns, it uses its base_url only for the first one, or gives up at the "
-                "first reply",
+                "several turns, it uses its base_url only for the first one, gives up at the first "
+                "reply, or the model did not ask for a tool (`agentic-prompting report` shows what "
+                "it wrote)",
             )
 
     def _warn_of_cut_replies(self) -> None:
         # The limit is too low if it ends most of the replies.
         calls = sum(rollout.calls for rollout in self._rollouts)
         cut_replies = sum(rollout.cut_replies for rollout in self._rollouts)
-        if len(self._rollouts) >= _MIN_ROLLOUTS and 2 * cut_replies > calls:
+        if len(self._rollouts) >= _MIN_CUT_ROLLOUTS and 2 * cut_replies > calls:
             self.warn_once(
                 "cut",
                 f"{cut_replies} of the {calls} replies in the last {len(self._rollouts)} rollouts "

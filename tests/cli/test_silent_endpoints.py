@@ -1,5 +1,5 @@
-"""Commands whose endpoints never answer: an error within seconds that names the role and its
-options.
+"""Commands whose endpoints never answer, or reject the key: an error within seconds that names the
+role and its options. A model that an endpoint does not list is named in a warning.
 """
 
 import json
@@ -153,3 +153,72 @@ def test_a_budget_without_a_price_names_the_options(run, sums, tmp_path):
     words = [f"--dataset={sums}", f"--output-dir={tmp_path / 'out'}", "--budget-usd=1"]
     status, _, err = run("headroom", *words, *options(environment=unused_url()))
     assert status == 2 and "budget_tokens" in err and "--environment-client" in err, err
+
+
+# --- the list of models ---------------------------------------------------------------------------
+
+
+def test_a_rejected_key_is_found_before_anything_is_paid(run, sums, tmp_path, monkeypatch):
+    """Both roles are at one address, and only the key of the second one is wrong."""
+    monkeypatch.setenv("GOOD_KEY", "sk-good-0123456789")
+    monkeypatch.setenv("WRONG_SECRET", "sk-wrong-0123456789")
+
+    def answer_get(headers):
+        is_right = headers["authorization"] == "Bearer sk-good-0123456789"
+        return Answer(
+            body={"object": "list", "data": [{"id": "m"}]}, status=200 if is_right else 401
+        )
+
+    with LoopbackServer(solve, answer_get) as server:
+        words = [f"--dataset={sums}", f"--output-dir={tmp_path / 'out'}"]
+        words += options(policy=server.base_url, reference=server.base_url)
+        words += ["--policy-client=key=GOOD_KEY", "--reference-client=key=WRONG_SECRET"]
+        status, out, err = run_quickly(run, "evolve", *words)
+    assert status == 1 and not server.requests, err
+    assert "the reference LLM" in err and "WRONG_SECRET" in err and "--reference-client" in err
+    assert "OPENAI_API_KEY" not in err and "sk-" not in out + err
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer("no", status=403),
+        Answer("no", status=404),
+        Answer(body=b"<html>"),
+        Answer(body={"data": "m"}),
+        Answer(body={"data": []}),
+        Answer(body={"data": [{"id": None}]}),
+        Answer(body={"data": [{"id": "m"}]}, drop="mid"),
+        Answer(body={"data": [{"id": "other"}, {"id": "m"}]}),
+        Answer(body={"data": [{"id": "m:latest"}]}),
+        Answer(body={"data": [{"id": "models/m"}]}),
+    ],
+)
+def test_other_answers_to_the_list_prove_nothing(run, answer):
+    with LoopbackServer(solve, lambda headers: answer) as server:
+        words = options(task=server.base_url, feedback=server.base_url)
+        status, _, err = run("refine", *words, "--query=What is 1 + 1?")
+    assert status == 0 and server.requests and "list" not in err, err
+
+
+def test_a_model_that_is_not_listed_leads_to_a_warning(run, monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "sk-good-0123456789")
+    names = ["text-embedding", "gpt-4o-mini", "gpt-4o", "whisper", "sk-good-0123456789", "a", "b"]
+    listed = Answer(body={"object": "list", "data": [{"id": name} for name in names]})
+    with LoopbackServer(solve, lambda headers: listed) as server:
+        urls = [f"--task-base-url={server.base_url}", f"--feedback-base-url={server.base_url}"]
+        words = [*urls, "--task-model=gpt-4o", "--feedback-model=gpt-4o-minl"]
+        words += ["--task-client=key=SOME_KEY", "--feedback-client=key=SOME_KEY"]
+        status, out, err = run("refine", *words, "--query=What is 1 + 1?")
+    assert status == 0 and server.requests, "some servers list fewer models than they serve"
+    (warning,) = [line for line in err.splitlines() if "list" in line]
+    assert "the feedback model" in warning and "gpt-4o-minl" in warning
+    assert "gpt-4o-mini" in warning and "sk-good" not in out + err
+
+
+def test_an_error_of_a_call_names_the_variable_of_its_key(run, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-wrong-0123456789")
+    with LoopbackServer(lambda body, number: Answer("no", status=401)) as server:
+        words = options(task=server.base_url, feedback=server.base_url)
+        status, out, err = run("refine", *words, "--task-client=key=MY_KEY", "--query=q")
+    assert status == 1 and "set MY_KEY" in out + err and "sk-wrong" not in out + err, err

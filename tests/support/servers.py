@@ -87,6 +87,8 @@ class LoopbackServer:
     Args:
         script (`Callable[[dict, int], Answer | str]`): Called with the decoded request and its
             number, from 0, on a thread of its own; a string is the text of a good reply.
+        answer_get (`Callable[[dict], Answer]`, *optional*): Called with the headers of a GET, such
+            as that of the list of models. By default the status is 501.
 
     Attributes:
         base_url (`str`): For the client.
@@ -96,8 +98,13 @@ class LoopbackServer:
         hung_up (`int`): Requests whose client was gone before the answer.
     """
 
-    def __init__(self, script: Script = lambda request, n: "ok"):
+    def __init__(
+        self,
+        script: Script = lambda request, n: "ok",
+        answer_get: Callable[[dict[str, str]], Answer] | None = None,
+    ):
         self.script = script
+        self.answer_get = answer_get
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.most_at_once = self.hung_up = self._at_once = 0
@@ -181,6 +188,13 @@ def _handler_of(server: LoopbackServer) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             server.answer(self)
+
+        def do_GET(self) -> None:
+            answer = Answer(status=501)
+            if server.answer_get is not None:
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                answer = server.answer_get(headers)
+            server._send(self, answer)
 
         def log_message(self, *_: object) -> None:
             pass

@@ -184,6 +184,15 @@ def read_key(variable: str, setting: str) -> str:
     return os.environ[variable]
 
 
+def _find_key_variable(text: str | None) -> str | None:
+    """The environment variable that an option such as `rate=60,key=MY_KEY` names."""
+    for pair in (text or "").split(","):
+        setting, _, value = pair.strip().partition("=")
+        if setting == "key":
+            return value
+    return None
+
+
 _ROLE_NAMES = {
     "environment": "large LLM",
     "reference": "reference LLM",
@@ -234,8 +243,11 @@ class Recording:
         """
         from ..llm import OpenAIChat
 
-        settings = read_client_settings(getattr(self, f"{role}_client"), f"{role}-client")
+        client_text = getattr(self, f"{role}_client")
+        settings = read_client_settings(client_text, f"{role}-client")
         client = OpenAIChat(str(model), base_url=base_url, cache=self.cache, **settings)
+        # Errors name the variable that was given, whatever its name looks like.
+        client.key_variable = _find_key_variable(client_text) or client.key_variable
         client.serve_command(self._command_role(role, client), self.endpoint_check)
         return stack.enter_context(client)
 

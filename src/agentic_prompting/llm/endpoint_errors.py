@@ -22,6 +22,9 @@ MAX_READ_LENGTH = 5000
 
 Far more than are shown: keys are masked before a text is cut, otherwise half a key could stay."""
 
+DEFAULT_KEY_SOURCE = "OPENAI_API_KEY or api_key"
+"""What to set if a key is wrong, unless another environment variable has it."""
+
 # Error codes that are words, with the HTTP status of the same meaning. Endpoints put them into the
 # field `code`, `type` or `status` of an error.
 _STATUS_OF_CODE = {
@@ -115,13 +118,16 @@ def is_filtered(finish_reason: str) -> bool:
     return finish_reason.lower() in _FILTERED_REASONS
 
 
-def error_from_status(status: int, body: object, model: str) -> LLMError:
+def error_from_status(
+    status: int, body: object, model: str, key_source: str = DEFAULT_KEY_SOURCE
+) -> LLMError:
     """Return the error of an HTTP status; its message says what the user can do about it.
 
     Args:
         status (`int`): The status, or an error code of the same meaning; at least 400.
         body (`object`): The decoded body of the response, or its text.
         model (`str`): The model's name, for the message.
+        key_source (`str`, *optional*): Where the key comes from, for the message.
     """
     # A filter's verdict may have any of several statuses.
     message = error_message(body)
@@ -137,11 +143,10 @@ def error_from_status(status: int, body: object, model: str) -> LLMError:
 
     # The server's own message is left out: it may quote the key.
     if status == 401:
-        return Misconfigured("the key was rejected: set OPENAI_API_KEY or api_key", status=status)
+        return Misconfigured(f"the key was rejected: set {key_source}", status=status)
     if status == 403:
         return Misconfigured(
-            f"the key was rejected or may not use {model!r}: set OPENAI_API_KEY or api_key "
-            f"({message})",
+            f"the key was rejected or may not use {model!r}: set {key_source} ({message})",
             status=status,
         )
     if status == 404:

@@ -18,6 +18,9 @@ class Endpoint(Protocol):
     patience: float
     requests_per_minute: float | None
 
+    @property
+    def key_source(self) -> str: ...
+
 
 @dataclass
 class ChatCall:

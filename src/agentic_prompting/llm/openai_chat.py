@@ -26,7 +26,8 @@ from .addresses import find_url_secrets, redact_url
 from .budget import Budget, Limit, Price, find_price, price_tokens
 from .cache import CacheKey, ReplayCache
 from .chats import with_system
-from .endpoint_check import CommandRole, EndpointCheck
+from .endpoint_check import CommandRole, EndpointCheck, find_similar_names
+from .endpoint_errors import DEFAULT_KEY_SOURCE, error_from_status
 from .guard import describe
 from .loop import background_loop, on_background_thread, run, start
 from .masking import sanitize_message
@@ -250,7 +251,8 @@ class OpenAIChat:
         budget.add(account, spent)
 
     def serve_command(self, role: CommandRole, endpoint_check: EndpointCheck) -> None:
-        """Name a role's options in errors, and fail at once if an endpoint never answers.
+        """Name a role's options in errors, and fail at once if an endpoint never answers or rejects
+        the key.
 
         Args:
             role ([`CommandRole`]): The role that this client plays.
@@ -262,25 +264,46 @@ class OpenAIChat:
         endpoint_check.add(self)
 
     async def find_first_error(self) -> LLMError | None:
-        """Return why the endpoint cannot be asked at all; `None` if it answers, in whatever way.
+        """Return why no call can succeed: no answer, or a rejected key; else `None`.
 
-        Runs on the background loop.
+        A model that the endpoint does not list leads to a warning. Runs on the background loop.
         """
         name = self.command_role.name if self.command_role else "the endpoint"
         try:
             http = self._http or self._connect()
-            reason = await http.find_silence()
+            answer = await http.ask_for_models()
+            # A wrong key would be found only after the calls of other roles are paid for. Other
+            # statuses prove nothing: not every endpoint has a list, or shows it with this key.
+            if answer.status == 401:
+                raise error_from_status(401, None, self.model, self.key_source)
         except LLMError as error:
             # The call of another role may be the one that runs the check: say whose error it is.
             named_error = type(error)(f"{name}: {error.message}", status=error.status)
             return self._public_error(named_error, attempts=0)
-        if reason is None:
+        if answer.silence is None:
+            self._warn_of_unlisted_model(name, answer.model_names)
             return None
         question = "is its server running, and is its base_url right?"
         if self.needs_key:
             question = "is there a network, or is its base_url missing?"
-        silence = Misconfigured(f"{name} does not answer ({reason}): {question}")
+        silence = Misconfigured(f"{name} does not answer ({answer.silence}): {question}")
         return self._public_error(silence, attempts=0)
+
+    def _warn_of_unlisted_model(self, role_name: str, listed_names: Sequence[str]) -> None:
+        """Log one warning if the endpoint lists models, and not this one. It may serve it yet."""
+        similar_names = find_similar_names(self.model, listed_names)
+        if not similar_names:
+            return
+        message = (
+            f"{role_name}: {self.where} does not list this model: the call may fail, or the list "
+            f"may be incomplete. It lists {', '.join(similar_names)}"
+        )
+        if len(listed_names) > len(similar_names):
+            message += f" and {len(listed_names) - len(similar_names)} more"
+        # The names come from the server.
+        logger.warning(
+            "%s", sanitize_message(message, self.find_key(), *find_url_secrets(self.base_url))
+        )
 
     def check(self) -> None:
         """Ask the endpoint for one word, as any call does but without the cache.
@@ -332,6 +355,13 @@ class OpenAIChat:
     def where(self) -> str:
         """The model and its address, without secrets."""
         return f"{self.model} at {redact_url(self.base_url)}"
+
+    @property
+    def key_source(self) -> str:
+        """What to set if the key is wrong: the environment variable that has it, or `api_key`."""
+        if self.key_variable in (None, "OPENAI_API_KEY"):
+            return DEFAULT_KEY_SOURCE
+        return self.key_variable
 
     def find_key(self) -> str | None:
         """Return the API key, from the environment of this process unless it was passed in."""
@@ -489,7 +519,7 @@ class OpenAIChat:
         key = self.find_key()
         if key is None and self.needs_key:
             raise Misconfigured(
-                "no key: set OPENAI_API_KEY or api_key (a literal key is not carried into other "
+                f"no key: set {self.key_source} (a literal key is not carried into other "
                 "processes), or base_url for a server of your own"
             )
         self._http = Http(self, key or "none", self._account)

@@ -49,6 +49,7 @@ _CONNECT_SECONDS = 10.0
 _FIRST_CONNECT_SECONDS = 5.0
 _FIRST_ANSWER_SECONDS = 30.0
 _SILENT_SECONDS = 5.0
+_MODEL_LIST_SECONDS = 5.0  # how long the list of models of an endpoint that answers may take
 # How long an idle connection is kept. Shorter than servers keep it: a request is lost if the server
 # closes the connection at the same moment.
 _IDLE_SECONDS = 3.0
@@ -87,6 +88,22 @@ class _Connections(aiohttp.TCPConnector):
 
 
 @dataclass(frozen=True)
+class ModelListAnswer:
+    """The answer of an endpoint that was asked for its list of models.
+
+    Args:
+        status (`int`, *optional*): The HTTP status; `None` if there is no HTTP answer.
+        model_names (`tuple[str, ...]`, *optional*): The listed names; none if the answer is not a
+            list in OpenAI's format.
+        silence (`str`, *optional*): Why there is no answer at all; `None` for any answer.
+    """
+
+    status: int | None = None
+    model_names: tuple[str, ...] = ()
+    silence: str | None = None
+
+
+@dataclass(frozen=True)
 class _HttpResponse:
     status: int
     headers: Mapping[str, str]
@@ -110,6 +127,7 @@ class Http:
 
     def __init__(self, chat: Endpoint, key: str, account: SpendingAccount):
         self.model = chat.model
+        self._key_source = chat.key_source
         self.account = account
         self.breaker = CircuitBreaker(chat.base_url, chat.patience)
         self._where = f"{chat.model} at {redact_url(chat.base_url)}"
@@ -169,8 +187,8 @@ class Http:
                 return reply
             await asyncio.sleep(wait)
 
-    async def find_silence(self) -> str | None:
-        """Ask for the list of models, and return why there is no answer; `None` for any answer.
+    async def ask_for_models(self) -> ModelListAnswer:
+        """Ask for the list of models, twice if there is no answer.
 
         An error status is an answer, too: not every endpoint has such a list.
         """
@@ -182,10 +200,10 @@ class Http:
         try:
             return await self._ask_for_models()
         except (aiohttp.ClientConnectorError, aiohttp.ClientResponseError) as error:
-            return _connection_error_reason(error)
+            return ModelListAnswer(silence=_connection_error_reason(error))
 
-    async def _ask_for_models(self) -> str | None:
-        """Return why the list of models has no answer in time; `None` for any answer.
+    async def _ask_for_models(self) -> ModelListAnswer:
+        """Ask for the list of models once.
 
         Raises:
             `aiohttp.ClientConnectorError`: There is no connection.
@@ -200,26 +218,34 @@ class Http:
         )
         try:
             async with (
-                asyncio.timeout(_FIRST_ANSWER_SECONDS),
+                asyncio.timeout(_FIRST_ANSWER_SECONDS) as deadline,
                 self.client.get(
                     self._models_url,
                     headers=self._headers,
                     proxy=self._proxy,
                     allow_redirects=False,
                     timeout=aiohttp.ClientTimeout(connect=_FIRST_CONNECT_SECONDS),
-                ),
+                ) as response,
             ):
-                return None
+                # There is an answer: reading its body has a limit of its own.
+                warning.cancel()
+                deadline.reschedule(None)
+                names: tuple[str, ...] = ()
+                if response.status == 200:
+                    names = await _read_model_names(response)
+                return ModelListAnswer(status=response.status, model_names=names)
         except aiohttp.ServerTimeoutError:
-            return f"no connection within {_FIRST_CONNECT_SECONDS:g} s"
+            return ModelListAnswer(silence=f"no connection within {_FIRST_CONNECT_SECONDS:g} s")
         except TimeoutError:
-            return f"no answer within {_FIRST_ANSWER_SECONDS:g} s"
+            return ModelListAnswer(silence=f"no answer within {_FIRST_ANSWER_SECONDS:g} s")
         except aiohttp.InvalidURL:
-            return "base_url, or the proxy that the environment names, is not an address"
+            return ModelListAnswer(
+                silence="base_url, or the proxy that the environment names, is not an address"
+            )
         except (aiohttp.ClientConnectorError, aiohttp.ClientResponseError):
             raise
         except (aiohttp.ClientError, OSError):
-            return None  # a server that hangs up may know chat completions alone
+            return ModelListAnswer()  # a server that hangs up may know chat completions alone
         finally:
             warning.cancel()
 
@@ -265,7 +291,7 @@ class Http:
         if isinstance(response, LLMError):
             return Reply(error=response)
         if not response.is_success:
-            return Reply(error=_error_of(response, self.model))
+            return Reply(error=_error_of(response, self.model, self._key_source))
         # An answer that is too long is paid for, but not read.
         if response.is_cut:
             error = BadReply(f"the endpoint's answer has more than {_MAX_REPLY_BYTES >> 20} MiB")
@@ -481,6 +507,20 @@ async def _read_response(response: aiohttp.ClientResponse) -> _HttpResponse:
     return _HttpResponse(response.status, response.headers, bytes(body[:max_bytes]), is_cut)
 
 
+async def _read_model_names(response: aiohttp.ClientResponse) -> tuple[str, ...]:
+    """Return the names in a list of models; none if it is not one in OpenAI's format."""
+    try:
+        async with asyncio.timeout(_MODEL_LIST_SECONDS):
+            body = (await _read_response(response)).body
+        entries = json.loads(body)["data"]
+        names = tuple(entry["id"] for entry in entries)
+    except (aiohttp.ClientError, OSError, zlib.error):  # the body did not arrive
+        return ()
+    except (ValueError, LookupError, TypeError, RecursionError):  # it is something else
+        return ()
+    return names if all(isinstance(name, str) for name in names) else ()
+
+
 def _connection_error_reason(error: Exception) -> str:
     """Return the reason of a connection error, without the address, which the caller adds."""
     # The text of aiohttp's timeout is the address; a `message` is a text without it.
@@ -531,7 +571,7 @@ def _read_retry_after(headers: Mapping[str, str]) -> float:
         return 0.0
 
 
-def _error_of(response: _HttpResponse, model: str) -> LLMError:
+def _error_of(response: _HttpResponse, model: str, key_source: str) -> LLMError:
     """Return the error of a response whose status is not a success."""
     # A redirect could send the key to another server.
     if response.status < 400:
@@ -546,4 +586,4 @@ def _error_of(response: _HttpResponse, model: str) -> LLMError:
         body = json.loads(response.body)
     except (ValueError, RecursionError):
         body = response.body.decode("utf-8", "replace")
-    return error_from_status(response.status, body, model)
+    return error_from_status(response.status, body, model, key_source)

@@ -110,6 +110,14 @@ def test_a_question_through_an_endpoint(run, models):
     assert "  - [bold]" in out and "  + [bold]+" in out  # brackets are no markup
 
 
+def test_empty_questions_of_a_table_are_counted(run, models, server, tmp_path):
+    table = tmp_path / "mine.csv"
+    table.write_text("nr,Ticket text\n1,How?\n2,\n3,Why?\n4,  \n")
+    status, _, err = run("refine", "--input", table, "--columns=question=Ticket text", *models)
+    assert status == 2 and not server.requests
+    assert "2 rows" in err and "'Ticket text'" in err and "row 1, row 3" in err, err
+
+
 def test_results_of_an_earlier_run_are_named_so(run, models, server, tmp_path):
     questions = tmp_path / "queries.jsonl"
     questions.write_text('"A?"\n"B?"\n')

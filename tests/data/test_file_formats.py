@@ -145,7 +145,7 @@ def test_of_several_files_the_one_is_named(tmp_path):
         (tmp_path / name).write_text(
             (json.dumps({"question": "x", "answer": "y"}) + "\n") + json.dumps(row) + "\n"
         )
-    with pytest.raises(ValueError, match=r"row 1 \(line 2\) of \S*b.jsonl cannot be read"):
+    with pytest.raises(ValueError, match=r"b\.jsonl.*row 1 \(line 2\)"):
         load_task("hotpotqa", data_files=[tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
 
 

@@ -65,22 +65,30 @@ def test_how_a_sample_was_drawn_is_recorded(tmp_path):
     assert "sample" not in json.loads(load_task("gsm8k", data_files=path)["meta"][0])
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (
-            {"id": "1", "question": None, "answer": "a"},
-            r"row 1 \(line 2\) of .*`question` must be a text .* got None",
-        ),
-        (
-            {"id": "1", "question": "  ", "answer": "a"},
-            r"row 1 \(line 2\) of .*`question` must be a text",
-        ),
-    ],
-)
-def test_a_row_without_a_question_is_named(row, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        load_task("2wiki", data_files=written(tmp_path, [ROWS["2wiki"][0], row]))
+@pytest.mark.parametrize("question", [None, "  ", float("nan")])
+def test_a_row_without_a_question_is_named(question, tmp_path):
+    rows = [ROWS["2wiki"][0], {"id": "1", "question": question, "answer": "a"}]
+    with pytest.raises(ValueError, match=r"1 row of .*'question'.*row 1 \(line 2\)"):
+        load_task("2wiki", data_files=written(tmp_path, rows))
+
+
+def test_a_question_that_is_no_text_is_named(tmp_path):
+    rows = [ROWS["2wiki"][0], {"id": "1", "question": ["a"], "answer": "a"}]
+    with pytest.raises(ValueError, match=r"row 1 \(line 2\) of .*`question` must be a text"):
+        load_task("2wiki", data_files=written(tmp_path, rows))
+
+
+def test_all_rows_without_a_question_are_counted(tmp_path, monkeypatch):
+    """They are refused at once, by the name of the user's column."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"ticket {i},reply" if i % 4 else " ,reply" for i in range(30)]
+    (tmp_path / "mine.csv").write_text("Ticket text,Reply\n" + "\n".join(lines) + "\n")
+    with pytest.raises(ValueError) as refused:
+        load_task("mine.csv", columns={"question": "Ticket text", "answer": "Reply"})
+    message = str(refused.value)
+    assert "8 rows of mine.csv" in message and "'Ticket text'" in message
+    assert "row 0 (line 2), row 4 (line 6)" in message and "3 other rows" in message
+    assert "\n" not in message and "`question`" not in message
 
 
 @pytest.mark.parametrize("golds", ['["a", {"b": 1}]', "[True, 'a']", '["a", ["b"]]'])

@@ -192,12 +192,9 @@ def test_a_file_with_another_ending_is_a_file(tmp_path):
 
 def test_the_row_of_a_frame_and_of_a_file_is_named(tmp_path):
     rows = [{"question": "q", "answer": "a"}, {"question": None, "answer": "a"}]
-    with pytest.raises(ValueError, match="row 1 of the DataFrame.*`question`"):
+    with pytest.raises(ValueError, match="the DataFrame.*'question'.*row 1"):
         load_task(pandas.DataFrame(rows))
-    with pytest.raises(
-        ValueError,
-        match=r"row 1 \(line 2\) of \S*rows\.jsonl.*`question`",
-    ):
+    with pytest.raises(ValueError, match=r"rows\.jsonl.*'question'.*row 1 \(line 2\)"):
         load_task(written(tmp_path, rows))
 
 
@@ -251,5 +248,5 @@ def test_columns_the_wrong_way_round_are_named(tmp_path):
 
 def test_an_empty_question_is_named_with_its_line(tmp_path):
     (tmp_path / "rows.csv").write_text('question,answer\n"one\nand one?",2\n,3\n')
-    with pytest.raises(ValueError, match=r"row 1 \(line 4\) of \S*rows\.csv"):
+    with pytest.raises(ValueError, match=r"rows\.csv.*row 1 \(line 4\)"):
         load_task(tmp_path / "rows.csv")

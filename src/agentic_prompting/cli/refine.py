@@ -380,11 +380,19 @@ def _read_lines(file: Path) -> list[Any]:
 def _read_table(file: Path, columns: str | None) -> list[dict[str, Any]]:
     """The questions of a table, with their accepted answers if it has any."""
     from ..data import load_task
+    from ..data.validation import describe_missing_questions
 
     names = read_columns(columns)
     rows = read_own_rows(str(file), names)
     # A table of questions alone, which `load_task` would refuse.
     if "question" in rows[0] and {"answers", "answer"}.isdisjoint(rows[0]):
+        positions = []
+        for number, row in enumerate(rows):
+            if is_missing(row["question"]) or not value_text(row["question"]).strip():
+                positions.append(f"row {number}")
+        if positions:
+            column = names.get("question", "question")
+            raise ValueError(describe_missing_questions(str(file), column, positions))
         queries = []
         for row in rows:
             query = {"question": value_text(row["question"])}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..llm.numbers import count_in_words, is_missing, value_text
 from .file_formats import describe_position
 from .task import Reader, Row, Task
-from .validation import select_columns
+from .validation import MissingQuestion, describe_missing_questions, select_columns
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -98,7 +98,8 @@ def read_records(
         id_prefix (`str`): A row without an id gets this prefix and its number.
 
     Raises:
-        `ValueError`: A row cannot be read or has no question. Names the first such row.
+        `ValueError`: A row cannot be read, which is named, or rows have no question. Counts the
+            latter, and names the first ones.
     """
     # Rows are numbered on from one source to the next, so their ids differ.
     records: list[Record] = []
@@ -121,6 +122,7 @@ def _read_part(
     name: str, task: Task, part: SourceRows, id_prefix: str, first_number: int
 ) -> list[Record]:
     records: list[Record] = []
+    rows_without_question: list[str] = []
     numbers = part.numbers or range(len(part.rows))
     # Decode only the columns that the reader uses: others may be large.
     rows = select_columns(part.rows, part.reader.all_columns)
@@ -132,6 +134,11 @@ def _read_part(
             # JSON can hold half of a surrogate pair, a table cannot.
             values = [read_row.question, read_row.answers, read_row.meta]
             json.dumps(values, ensure_ascii=False).encode()
+        except MissingQuestion:
+            # All such rows are named in one error, after the last one.
+            line = f" (line {line_number})" if line_number else ""
+            rows_without_question.append(f"row {number}{line}")
+            continue
         except UnicodeEncodeError as error:
             surrogate = f"half of a surrogate pair, {error.object[error.start]!a}"
             raise ValueError(f"{row_name} cannot be read: it has {surrogate}") from None
@@ -155,6 +162,12 @@ def _read_part(
             "context": read_row.context,
         }
         records.append(record)
+
+    if rows_without_question:
+        message = describe_missing_questions(
+            part.origin, part.reader.question_column, rows_without_question
+        )
+        raise ValueError(f"{name}: {message}")
 
     # Tell how many rows were dropped; if all were, something is wrong.
     dropped = len(part.rows) - len(records)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..llm.numbers import answer_text, is_missing
 from .answer_columns import list_answers
-from .validation import find_question_problem, quote_names
+from .validation import MissingQuestion, find_question_problem, quote_names
 
 # A row as its source has it. The values are whatever the source holds.
 Row = Mapping[str, Any]
@@ -60,6 +60,11 @@ class Reader:
     context_columns: tuple[str, ...] = ()
 
     @property
+    def question_column(self) -> str:
+        """The column of the question, for messages; `question` if a function returns it."""
+        return self.question if isinstance(self.question, str) else "question"
+
+    @property
     def required_columns(self) -> tuple[str, ...]:
         """The columns that a source must have for this reader to be used."""
         # A function's columns cannot be seen in it: the reader declares them.
@@ -77,7 +82,8 @@ class Reader:
         """Read one row.
 
         Raises:
-            `ValueError`: The row has no question, or an answer is neither a text nor a number.
+            [`MissingQuestion`]: The row has no question.
+            `ValueError`: The question is no text, or an answer is neither a text nor a number.
         """
         # The question and the answers: a column each, or a function of the row.
         question = row[self.question] if isinstance(self.question, str) else self.question(row)
@@ -90,7 +96,8 @@ class Reader:
         # A row without a question is an error, and not dropped like one without answers.
         problem = find_question_problem(question)
         if problem:
-            raise ValueError(problem)
+            is_empty = is_missing(question) or (isinstance(question, str) and not question.strip())
+            raise MissingQuestion(problem) if is_empty else ValueError(problem)
 
         # Drop answers that are missing, empty or duplicates.
         texts = [answer_text(answer).strip() for answer in answers if not is_missing(answer)]

@@ -6,10 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ..llm.numbers import count_in_words
+
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
     Rows: TypeAlias = Dataset | IterableDataset | Sequence[Mapping[str, Any]]
+
+
+_NAMED_ROWS = 5  # in an error about several rows
 
 
 def validate_dataset(
@@ -63,6 +68,27 @@ def validate_dataset(
             problem = find_problem(row.get(column))
             if problem:
                 raise ValueError(f"row {number} of the dataset: {problem}")
+
+
+class MissingQuestion(ValueError):
+    """A row has no question: its cell is empty, or has blanks alone."""
+
+
+def describe_missing_questions(origin: str, column: str, positions: Sequence[str]) -> str:
+    """Return an error message about all rows of a source that have no question.
+
+    Args:
+        origin (`str`): The source.
+        column (`str`): The column of the question, as the source calls it.
+        positions (`Sequence[str]`): The place of each such row: `row 31 (line 33)`.
+    """
+    named_positions = ", ".join(positions[:_NAMED_ROWS])
+    if len(positions) > _NAMED_ROWS:
+        named_positions += f" and {count_in_words(len(positions) - _NAMED_ROWS, 'other row')}"
+    return (
+        f"the question is missing in {count_in_words(len(positions), 'row')} of {origin}: the "
+        f"column {column!r} is empty in {named_positions}; fill it in, or delete the rows"
+    )
 
 
 def find_question_problem(question: object) -> str:

@@ -2,12 +2,14 @@
 clock.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from agentic_prompting.environments import Worker
 from agentic_prompting.llm import OpenAIChat, Reply, Usage
 from agentic_prompting.planning import Assumptions, estimate_cost
-from agentic_prompting.planning.cost import PilotFigures
+from agentic_prompting.planning.cost import CostEstimate, PilotFigures
 from agentic_prompting.planning.virtual_clock import Pace, run_on_virtual_clock
 from agentic_prompting.rollout import (
     Observation,
@@ -231,3 +233,24 @@ def test_keys_and_values_are_read_for_each_token():
     )
     assert 10 * fast.sampling_seconds == pytest.approx(800 * 8.04 / 1675 + 9, rel=1e-3)
     assert 10 * slow.sampling_seconds == pytest.approx(800 * 56.36 / 1675 + 9, rel=1e-3)
+
+
+def test_a_small_run_is_told_in_small_units():
+    estimate = CostEstimate(
+        steps=2,
+        rollouts=8,
+        calls=16,
+        tokens=640,
+        usd=0.0012,
+        sampling_seconds=0.12,
+        training_seconds=0.3,
+        hours=0.84 / 3600,
+    )
+    text = str(estimate)
+    for shown in ("640 tokens", "$0.0012", "0.12 s sampling", "0.30 s training", "0.84 s in all"):
+        assert shown in text, text
+    estimate = replace(estimate, tokens=2.5e6, usd=12.0, sampling_seconds=40.0, hours=0.25)
+    text = str(estimate)
+    for shown in ("2.5 million tokens", "$12.00", "40 s sampling", "15 minutes in all"):
+        assert shown in text, text
+    assert "2.0 hours in all" in str(replace(estimate, hours=2.0))

@@ -84,7 +84,7 @@ class WorkerCost:
     usd: float | None
 
     def __str__(self) -> str:
-        price = "price not known" if self.usd is None else f"${self.usd:,.2f}"
+        price = "price not known" if self.usd is None else _dollars_in_words(self.usd)
         return f"{count_in_words(round(self.calls), 'call')}, {price}"
 
 
@@ -128,18 +128,17 @@ class CostEstimate:
 
     def __str__(self) -> str:
         # An unknown price is mentioned; an impossible lead is left out.
-        price = "the price is not known" if self.usd is None else f"${self.usd:,.2f}"
-        duration = f"{self.hours:.1f} hours in all"
+        price = "the price is not known" if self.usd is None else _dollars_in_words(self.usd)
+        duration = f"{_duration_in_words(3600 * self.hours)} in all"
         if self.hours_with_lead is not None:
-            duration += f"; about {self.hours_with_lead:.1f} with async_lead: 1"
+            shorter = _duration_in_words(3600 * self.hours_with_lead)
+            duration += f"; about {shorter} with async_lead: 1"
         lines = [
             f"{count_in_words(self.steps, 'step')} of {count_in_words(self.rollouts, 'rollout')}: "
-            f"{count_in_words(round(self.calls), 'call')}, {self.tokens / MILLION:,.1f} million "
-            f"tokens, {price}",
-            (
-                f"a step: {self.sampling_seconds:.0f} s sampling, {self.training_seconds:.0f} s "
-                f"training; {duration}"
-            ),
+            f"{count_in_words(round(self.calls), 'call')}, {_tokens_in_words(self.tokens)}, "
+            f"{price}",
+            f"a step: {_seconds_in_words(self.sampling_seconds)} sampling, "
+            f"{_seconds_in_words(self.training_seconds)} training; {duration}",
         ]
         lines += [f"worker {name}: {cost}" for name, cost in self.workers.items()]
         # The uncertainty of a pilot run's means, and where all figures come from.
@@ -151,6 +150,33 @@ class CostEstimate:
     def to_json(self) -> dict[str, Any]:
         """Return all fields as plain data."""
         return asdict(self)
+
+
+def _tokens_in_words(tokens: float) -> str:
+    """Tokens in millions, or one by one if they are few."""
+    if tokens < 0.1 * MILLION:
+        return count_in_words(round(tokens), "token")
+    return f"{tokens / MILLION:,.1f} million tokens"
+
+
+def _dollars_in_words(dollars: float) -> str:
+    """Dollars with cents, or with four digits if they are less than a dollar."""
+    if 0 < dollars < 1:
+        return f"${dollars:.4f}"
+    return f"${dollars:,.2f}"
+
+
+def _seconds_in_words(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2f} s"
+
+
+def _duration_in_words(seconds: float) -> str:
+    """A duration in hours, or in minutes or seconds if it is short."""
+    if seconds >= 3600:
+        return f"{seconds / 3600:.1f} hours"
+    if seconds >= 60:
+        return f"{seconds / 60:.0f} minutes"
+    return _seconds_in_words(seconds)
 
 
 @dataclass(frozen=True)

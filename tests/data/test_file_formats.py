@@ -99,7 +99,12 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
             b'{"question": "q", "answer": "a"}\n{"question"\n',
             "row 1 .line 2. of .*j.jsonl",
         ),
-        ("t.json", b'[{"question": "q"', "t.json"),
+        (
+            "k.jsonl",
+            b'{"question": "q", "answer": "a"}\n{"question": "q"\n',
+            "row 1 .line 2. of .*column 17$",
+        ),
+        ("t.json", b'[\n{"question": "q"', "t.json.* line 2 column"),
         ("o.jsonl", b'["q", "a"]\n', "row 0 .line 1. of .*an object .* got list"),
         ("s.jsonl", b'{"question": "\\ud800", "answer": "a"}\n', "row 0 .*s.jsonl.*surrogate"),
         ("e.jsonl", b"", "e.jsonl has no rows"),

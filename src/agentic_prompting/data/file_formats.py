@@ -76,7 +76,7 @@ def read_file(file: str, columns: Collection[str] | None = None, field: str | No
             position = file
             if rows or lines.number:
                 position = describe_position(file, len(rows), lines.number)
-            reason = _describe_error(error)
+            reason = _describe_error(error, is_in_line=bool(lines.number))
             raise ValueError(f"{position} cannot be read as {suffix}: {reason}") from None
     # A file of a header alone is a mistake, too.
     if not rows:
@@ -127,9 +127,14 @@ def _open(file: str) -> IO[bytes]:
     return fsspec.open(file, "rb").open()
 
 
-def _describe_error(error: Exception) -> str:
+def _describe_error(error: Exception, is_in_line: bool) -> str:
+    """Say what is wrong with a file, or with a single line of it."""
     if isinstance(error, UnicodeDecodeError):
         return f"byte {error.object[error.start]:#04x} is not UTF-8; save it as UTF-8"
+    if isinstance(error, json.JSONDecodeError) and is_in_line:
+        # The parser got this line alone. A fault at its end is that of the text, not of the newline.
+        column = min(error.pos, len(error.doc.rstrip())) + 1
+        return f"no JSON, {error.msg} at column {column}"
     if isinstance(error, json.JSONDecodeError):
         return f"no JSON, {error.msg} at line {error.lineno} column {error.colno}"
     if isinstance(error, RecursionError):

@@ -176,6 +176,7 @@ def test_nothing_stays_nothing():
         (3, "no step"),
         (Environment(), "no step"),
         (lambda: "x", "must take one argument"),
+        (lambda row, base_url, api_key: "x", r"Program\("),
     ],
 )
 def test_what_is_none(thing, message):

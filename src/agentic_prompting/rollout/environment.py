@@ -342,8 +342,12 @@ def as_environment(candidate: Any) -> Environment | None:
     try:
         inspect.signature(step).bind(None)
     except TypeError as error:
+        # An agent function, which is no environment by itself, takes the address as well.
+        advice = ""
+        if is_function and "base_url" in inspect.signature(candidate).parameters:
+            advice = f". A function of (row, base_url, api_key) is an agent: pass Program({name})"
         raise TypeError(
-            f"environment {name} must take one argument, the rollout: {error}"
+            f"environment {name} must take one argument, the rollout: {error}{advice}"
         ) from None
     except ValueError:  # a function written in C may have no signature
         pass

@@ -499,8 +499,11 @@ def test_no_sandbox_no_command(tmp_path, monkeypatch, caplog):
     )
     ran = tmp_path / "ran"
     program = CommandProgram(["touch", str(ran)], workspace=Workspace())
-    with pytest.raises(Misconfigured, match="unshare: Operation not permitted"):
+    with pytest.raises(Misconfigured, match="unshare: Operation not permitted") as refused:
         program.check()
+    # The option is only for those commands whose workspace it sets.
+    assert "isolation='none'" in str(refused.value)
+    assert "--isolation none of a --harness" in str(refused.value)
     rollout, policy = play_program(program)
     assert rollout.status == "failed"
     assert rollout.error.fatal

@@ -156,8 +156,9 @@ class Workspace:
             raise Misconfigured(
                 "a command that a policy drives is confined with bubblewrap (bwrap), which does "
                 f"not work here: {reason}. Install it, or allow user namespaces "
-                "(docs/howto/harnesses.md). Workspace(isolation='none'), or --isolation none, runs "
-                "the command unconfined: only on a machine, and as a user, that you can lose"
+                "(docs/howto/harnesses.md). Unconfined, only on a machine, and as a user, that you "
+                "can lose, it runs with Workspace(isolation='none') in Python, or with "
+                "--isolation none of a --harness or of a --program that is a list of texts"
             )
         if self.network:
             _warn_of_network()

@@ -15,7 +15,7 @@ from .loader import load_environment, load_object, load_part
 from .option_parser import OptionParser
 from .options import JSON_HELP, ROW_OPTIONS, TaskRows, list_option, option, refuse_options
 from .script import print_error
-from .terminal import REQUEST_LABEL, print_styled, print_text, print_turns
+from .terminal import REQUEST_LABEL, print_answer, print_styled, print_text, print_turns
 
 if TYPE_CHECKING:
     from ..rollout import AgentSpec, Observation, Rollout
@@ -203,11 +203,8 @@ def _print_episodes(rollouts: Sequence[Rollout], spec: AgentSpec, tools: Sequenc
     for number, rollout in enumerate(rollouts, start=1):
         print_styled(f"episode {number}: {rollout.row['question']}", "bold")
         print_turns(rollout)
-        if is_program and rollout.answer is not None:
-            print_styled(f"answer         {rollout.answer}")
-        elif is_program and rollout.error is None:
-            # Such a rollout trains, so that nothing else says why it earns nothing.
-            print_styled(f"no answer      the program gave none: {rollout.status}")
+        if is_program:
+            print_answer(rollout)
         # The program's own reward, if it has one.
         reward = (rollout.returned or {}).get("reward")
         if is_program and reward is not None:

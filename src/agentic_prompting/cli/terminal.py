@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 REQUEST_LABEL = "agent asks"
 """Stands in front of a request."""
 _SECONDS_IN_SILENCE = 15.0  # of an activity, after which a log has a line about it
-_SHOWN_LENGTH = 2_000  # characters of a first request
+_SHOWN_LENGTH = 2_000  # characters of a program's first request, of its turns and its answer
+_REPEATED_LENGTH = 200  # characters of an answer that is printed although the last turn has it
 _EMPTY_CELLS = {"0", "0.0", "0.00000", "–", ""}
 
 
@@ -82,8 +83,9 @@ def print_turns(rollout: Rollout) -> None:
         # What the model writes in a program is a request or an answer only for the program.
         if is_program and turn.kind == "act":
             if turn.thought:
-                print_styled(f"model thinks   {turn.thought}", "dim")
-            print_styled(f"model writes   {turn.request or turn.text.strip()}", "cyan")
+                print_styled(f"model thinks   {shorten_middle(turn.thought, _SHOWN_LENGTH)}", "dim")
+            text = shorten_middle(turn.request or turn.text.strip(), _SHOWN_LENGTH)
+            print_styled(f"model writes   {text}", "cyan")
         else:
             print_turn(turn)
         # The last turn may have no observation.
@@ -93,6 +95,23 @@ def print_turns(rollout: Rollout) -> None:
         # A program has nothing to reply to its last turn.
         if not is_program or observation.text or observation.error is not None:
             print_observation(source, observation)
+
+
+def print_answer(rollout: Rollout) -> None:
+    """Print the answer of a program, below its turns, or that it gave none."""
+    from ..rollout.recording import shorten_middle
+
+    if rollout.answer is None:
+        # Such a rollout trains, so that nothing else says why it earns nothing.
+        if rollout.error is None:
+            print_styled(f"no answer      the program gave none: {rollout.status}")
+        return
+    # A long text has just been printed.
+    answer = rollout.answer
+    last_text = rollout.turns[-1].text.strip() if rollout.turns else ""
+    if len(answer) > _REPEATED_LENGTH and answer.strip() == last_text:
+        answer = "the text of the last turn"
+    print_styled(f"answer         {shorten_middle(answer, _SHOWN_LENGTH)}")
 
 
 def print_table(rows: Sequence[Mapping[str, str]], title: str = "") -> None:

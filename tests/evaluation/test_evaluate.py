@@ -170,6 +170,17 @@ def test_a_replayed_call_shows_its_worth_beside_what_was_paid():
     assert [row["$ paid"] for row in rows] == ["0.02000", "0.00000"]
 
 
+def test_a_cheap_answer_costs_more_than_nothing(tmp_path):
+    class Cheap(System):
+        async def answer(self, row, seed):
+            return Answer("x", cost_usd=4.6e-6)
+
+    evaluation = evaluate_agent({"cheap": Cheap()}, [TASK], progress=False)
+    assert [row["$"] for row in results_table(evaluation)] == ["0.0000046"]
+    files = write_tables(tmp_path, evaluation)
+    assert all("0.0000046" in files[suffix].read_text() for suffix in ("md", "csv", "tex"))
+
+
 def test_no_answer_is_wrong_not_failed():
     evaluation = evaluate_agent(
         lambda questions: [None] * len(questions), [TASK], runs=1, progress=False

@@ -6,9 +6,10 @@ import asyncio
 import logging
 
 import pytest
+from hypothesis import given, strategies as st
 
 from agentic_prompting.llm import BudgetExceeded, OpenAIChat, run
-from agentic_prompting.llm.numbers import count_in_words
+from agentic_prompting.llm.numbers import count_in_words, format_usd
 from agentic_prompting.llm.types import cost_in_words
 from agentic_prompting.llm.usage import TokenCounts, estimate_prompt_tokens, read_token_counts
 from support.servers import Answer, LoopbackServer, completion
@@ -192,6 +193,21 @@ def test_what_was_used_and_cost_nothing_has_no_known_price():
     assert cost_in_words(0.0, was_used=False) == "$0.0000"
     assert cost_in_words(0.25, was_used=True) == "$0.2500"
     assert "no price known" in cost_in_words(0.0, was_used=True)
+
+
+def test_small_costs_keep_two_digits():
+    assert cost_in_words(4.6e-6, was_used=True) == "$0.0000046"
+    assert cost_in_words(0.00012345, was_used=True) == "$0.00012"
+    assert cost_in_words(0.0012345, was_used=True) == "$0.0012"
+
+
+@given(st.floats(min_value=1e-11, max_value=1e6))
+def test_no_cost_is_shown_as_nothing_or_changed(usd):
+    for decimals in (4, 5):
+        text = format_usd(usd, decimals)
+        assert float(text) == pytest.approx(usd, rel=0.051) and "e" not in text
+        if usd >= 10.0 ** (1 - decimals):
+            assert text == f"{usd:.{decimals}f}"
 
 
 def test_one_thing_has_no_plural():

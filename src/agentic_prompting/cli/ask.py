@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..llm.numbers import count_in_words
+from ..llm.numbers import count_in_words, format_usd
 from .hub import check_trained_agent, read_trained_columns
 from .loader import text_or_file
 from .option_parser import OptionParser
@@ -250,4 +250,4 @@ def _print_end(rollout: Rollout) -> None:
     # An environment of the user's may ask a model without saying so.
     if calls:
         summary += f", {count_in_words(calls, 'call')} to the large LLM"
-    print_styled(summary + (f", ${cost:.4f}" if cost else ""), "dim")
+    print_styled(summary + (f", ${format_usd(cost)}" if cost else ""), "dim")

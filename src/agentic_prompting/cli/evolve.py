@@ -24,7 +24,7 @@ from ..evolution import (
 from ..evolution.run_files import PROMPT_FILE
 from ..llm import Budget, LLMError, Usage
 from ..llm.guard import describe
-from ..llm.numbers import count_in_words
+from ..llm.numbers import count_in_words, format_usd
 from ..llm.types import cost_in_words
 from ..records import atomic_write, only_writer
 from ..rollout import TagGrammar
@@ -187,7 +187,7 @@ def evolve(arguments: Sequence[str]) -> int:
             print_text(f"{name}: {_describe_usage(usage)}")
         total = sum(usage.cost_usd for usage in result.usage.values())
         if total:
-            print_text(f"together: ${total:.4f}")
+            print_text(f"together: ${format_usd(total)}")
         print_text(f"written to {folder}: system_prompt.txt, state.json")
 
     # Why the run stopped was logged by the evolution itself.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..llm import ChatModel
-from ..llm.numbers import count_in_words, is_missing, value_text
+from ..llm.numbers import count_in_words, format_usd, is_missing, value_text
 from ..llm.types import cost_in_words
 from ..refine import DEFAULT_PROMPT, LabelVerifier, ProRefiner, RefinementResult, summarize
 from ..refine.description import describe_lines
@@ -464,6 +464,8 @@ def _print_results(
     for name, value in summary.items():
         if value:
             number = f"{value:.0f}" if float(value).is_integer() else f"{value:.4g}"
+            if name.endswith("_usd"):
+                number = format_usd(value)
             print(f"{name:28} {number}")
     total = _add_up_usage(results)
     cost = cost_in_words(total.cost_usd, was_used=total.tokens > 0)

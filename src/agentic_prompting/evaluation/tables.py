@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from ..llm.numbers import format_usd
 from ..records import atomic_write
 from .comparisons import Comparison
 from .evaluate import Evaluation
@@ -56,8 +57,8 @@ def results_table(evaluation: Evaluation, extra: ExtraCells = lambda result: {})
             "calls": f"{result.calls:.1f}",
             "calls to make it": str(result.fit_calls),
             "tokens": f"{result.tokens:.0f}",
-            "$": f"{result.worth_usd:.5f}",
-            **({"$ paid": f"{result.cost_usd:.5f}"} if has_replayed else {}),
+            "$": format_usd(result.worth_usd, decimals=5),
+            **({"$ paid": format_usd(result.cost_usd, decimals=5)} if has_replayed else {}),
             "seconds": f"{result.seconds:.2f}",
         }
         table.append(cells)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from ..records import SharedFile
+from .numbers import format_usd
 from .types import BudgetExceeded, BudgetUnavailable, Usage, cost_in_words
 
 logger = logging.getLogger(__name__)
@@ -128,8 +129,8 @@ class Limit:
         """Raise [`BudgetExceeded`] if `spent` has reached the limit."""
         if self.usd is not None and spent.cost_usd >= self.usd - _ROUNDING * self.usd:
             raise BudgetExceeded(
-                f"${spent.cost_usd:.4f} of the budget of ${self.usd:.4f} are spent{spender}: raise "
-                "budget_usd",
+                f"${format_usd(spent.cost_usd)} of the budget of ${format_usd(self.usd)} are "
+                f"spent{spender}: raise budget_usd",
                 attempts=0,
             )
         if self.tokens is not None and spent.tokens >= self.tokens:

@@ -13,6 +13,7 @@ from typing import SupportsFloat, TypeGuard
 _MAX_WHOLE_DIGITS = 400
 _MAX_ZEROS = 20
 _MAX_PLAIN_LENGTH = 4_000
+_SMALLEST_USD = 1e-12  # a smaller amount is rounded to nothing
 _MAX_FLOAT32 = 3.4028234e38
 _PLAIN = re.compile(
     r"[+-]?(?:(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:,[0-9]{3})+)(?:\.[0-9]+)?|\.[0-9]+)"
@@ -30,6 +31,21 @@ def count_in_words(count: int, noun: str, plural: str | None = None) -> str:
     if count == 1:
         return f"1 {noun}"
     return f"{count:,} {plural or noun + 's'}"
+
+
+def format_usd(usd: float, decimals: int = 4) -> str:
+    """Return an amount of dollars as text, without the sign: `1.2000`, and `0.0000046`.
+
+    Args:
+        usd (`float`): The amount.
+        decimals (`int`, *optional*, defaults to `4`): Digits after the point. An amount that would
+            keep less than two significant digits gets more of them.
+    """
+    # As large as 0.0010 with four decimals, or nothing at all: two digits are shown.
+    smallest = 10.0 ** (1 - decimals)
+    if _SMALLEST_USD <= usd < smallest:
+        decimals = 1 - math.floor(math.log10(usd))
+    return f"{usd:.{decimals}f}"
 
 
 def is_missing(value: object) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
 from .masking import mask_secrets
+from .numbers import format_usd
 
 
 class LLMError(Exception):
@@ -178,7 +179,7 @@ def cost_in_words(cost_usd: float, was_used: bool) -> str:
     """Return a cost in dollars as text. Use without a cost means a price of 0, or an unknown one."""
     if was_used and not cost_usd:
         return "$0 or no price known"
-    return f"${cost_usd:.4f}"
+    return f"${format_usd(cost_usd)}"
 
 
 @dataclass(frozen=True)

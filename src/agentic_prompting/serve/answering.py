@@ -16,6 +16,7 @@ from ..environments.workers import Workers, costs_by_worker
 from ..evolution import SystemPrompt
 from ..harnesses import SOLUTION_COLUMNS
 from ..llm import BadRequest, BudgetExceeded, ChatModel, LLMError, Message, Reply, Usage, as_chat
+from ..llm.numbers import format_usd
 from ..refine import RefinedChat
 from ..rollout import (
     RESET_ERROR,
@@ -352,7 +353,10 @@ def over_limit(spent: float, limit: float | None) -> CostLimit | None:
     """The error of a request that has cost what one may."""
     if limit is None or spent < limit:
         return None
-    return CostLimit(f"this request has cost ${spent:.4f}, and none may cost more than ${limit:g}")
+    return CostLimit(
+        f"this request has cost ${format_usd(spent)}, and none may cost more than "
+        f"${format_usd(limit)}"
+    )
 
 
 def _cost(rollout: Rollout) -> float:

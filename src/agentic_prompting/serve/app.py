@@ -20,7 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from ..llm.loop import loop_error
 from ..llm.masking import escape_controls
-from ..llm.numbers import count_in_words
+from ..llm.numbers import count_in_words, format_usd
 from ..programs import (
     ChatCompletions,
     Completion,
@@ -384,4 +384,4 @@ def _summarize(answer: ServedAnswer) -> str:
     turns = (
         f", {count_in_words(len(answer.trajectory['turns']), 'turn')}" if answer.trajectory else ""
     )
-    return f" {outcome}{turns}, ${answer.usage.cost_usd:.4f}"
+    return f" {outcome}{turns}, ${format_usd(answer.usage.cost_usd)}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from ...llm.numbers import count_in_words
+from ...llm.numbers import count_in_words, format_usd
 from ...llm.types import cost_in_words
 from ...records import atomic_write
 from ..headroom_figures import HEADROOM_FILE, MEASUREMENT_NAMES, HeadroomFigures
@@ -136,7 +136,7 @@ class Headroom:
         """The calls of a measurement in words, with its cost and what was replayed."""
         details = []
         if self.costs.get(name):
-            details.append(f"${self.costs[name]:.4f}")
+            details.append(f"${format_usd(self.costs[name])}")
         if self.replayed.get(name):
             details.append(f"{self.replayed[name]} replayed")
         description = f"{name} {self.calls[name]}"

@@ -89,11 +89,14 @@ def _calculator(folder: Path) -> Sequence[str]:
 
 def _large_llm(folder: Path) -> Sequence[str]:
     """A real model that asks a large LLM, beside the LLM without it."""
-    (record,) = _read(folder, "large_llm")
+    records = _read(folder, "large_llm")
+    before = mean(share(record["before"]["correct"]) for record in records)
+    after = interval([share(record["after"]["correct"]) for record in records])
+    alone = mean(share(record["llm_alone"]["right"]) for record in records)
+    scores = f"{before:.3f} → {shown(after)}, {len(records)} seeds; the LLM alone {alone:.3f}"
+    minutes = _minutes(mean(record["seconds"] for record in records))
     task = "to ask a 1.5B LLM about chemical elements"
-    *cells, scores, command = _real_run(record, task, "`benchmarks/real/large_llm.py`")
-    alone = share(record["llm_alone"]["right"])
-    return (*cells, f"{scores}; the LLM alone {alone:.3f}", command)
+    return (task, SMALL, minutes, scores, "`benchmarks/real/large_llm.py`")
 
 
 def _conductor(folder: Path) -> Sequence[str]:

@@ -42,6 +42,7 @@ from benchmarks.learning.league_first import summarise, table, verdicts
 from benchmarks.real import (
     calculator,
     conductor as real_conductor,
+    espl_trainer,
     evolve_prompts,
     form_tables,
     headroom as real_headroom,
@@ -338,6 +339,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "real_conductor.calls": real_conductor.calls_table,
     "evolve_prompts.table": evolve_prompts.table,
     "large_llm.table": large_llm.table,
+    "real_espl.table": espl_trainer.table,
     "real_prorefine.table": real_prorefine.table,
     "conductor_coder.systems": real_conductor.systems_table,
     "conductor_coder.kinds": real_conductor.kinds_table,

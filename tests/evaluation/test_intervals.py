@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from agentic_prompting.evaluation import Estimate, bootstrap_interval, wilson_interval
+from agentic_prompting.evaluation import (
+    Estimate,
+    bootstrap_interval,
+    paired_difference,
+    wilson_interval,
+)
 from paper_tables.estimates import mean_of_means, seed_interval, stars, wald_interval
 
 
@@ -158,3 +163,16 @@ def test_wald_and_the_stars_are_those_of_prorefines_table_1(name):
         )  # some are printed a little askew
     cot, textgrad, prorefine = shares
     assert (stars(textgrad, [cot]), stars(prorefine, [cot, textgrad])) == (rows[1][3], rows[2][3])
+
+
+@pytest.mark.parametrize("difference", [-1.0, 0.0, 1.0])
+def test_equal_differences_are_no_certainty(difference):
+    """Ten questions on which nothing differs leave room for others that do."""
+    first = {number: max(0.0, difference) for number in range(10)}
+    second = {number: max(0.0, -difference) for number in range(10)}
+    estimate = paired_difference(first, second).difference
+    unseen = wilson_interval(0, 10).high
+    assert estimate.mean == difference
+    assert estimate.low == pytest.approx(max(-1.0, difference - unseen * (1 + difference)))
+    assert estimate.high == pytest.approx(min(1.0, difference + unseen * (1 - difference)))
+    assert estimate.low < estimate.high

@@ -129,7 +129,7 @@ class PairedDifference:
 
     Args:
         difference ([`Estimate`]): Mean of (first - second) over the questions for which both have a
-            score, with its bootstrap interval.
+            score, with its interval.
         wins (`int`), losses (`int`), ties (`int`): Questions on which the first system is better,
             worse, equally good.
         p_value (`float`): Two-sided p-value of McNemar's exact test; see [`mcnemar`].
@@ -153,6 +153,10 @@ def paired_difference(
 ) -> PairedDifference:
     """Compare the scores of two systems question by question.
 
+    The interval of the difference is the bootstrap's. Where all differences are equal, which would
+    give it no width, Wilson's upper limit for what was seen in none of the questions takes its
+    place.
+
     Args:
         first (`Mapping[int, float]`), second (`Mapping[int, float]`): Scores by question.
         level (`float`), n_resamples (`int`), seed (`int`): Settings of the interval; see
@@ -170,14 +174,30 @@ def paired_difference(
     # The first system wins a question if its score is higher.
     wins = sum(difference > 0 for difference in differences)
     losses = sum(difference < 0 for difference in differences)
+    scores = [*first.values(), *second.values()]
+    if len(set(differences)) == 1 and all(0 <= score <= 1 for score in scores):
+        difference = _equal_differences_interval(differences[0], len(differences), level)
+    else:
+        difference = bootstrap_interval(differences, level, n_resamples, seed)
     return PairedDifference(
-        difference=bootstrap_interval(differences, level, n_resamples, seed),
+        difference=difference,
         wins=wins,
         losses=losses,
         ties=len(common_questions) - wins - losses,
         p_value=mcnemar(wins, losses),
         left_out=len(set(first) ^ set(second)),
     )
+
+
+def _equal_differences_interval(difference: float, n: int, level: float) -> Estimate:
+    """Return the interval of a difference that is the same on all of n questions.
+
+    At most a share u of further questions has another one, which is at least -1 and at most 1.
+    """
+    unseen_share = wilson_interval(0, n, level).high
+    low = difference - unseen_share * (1 + difference)
+    high = difference + unseen_share * (1 - difference)
+    return Estimate(difference, low, high, n)
 
 
 def mcnemar(wins: int, losses: int) -> float:

@@ -15,7 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..evaluation import Estimate, bootstrap_interval, paired_difference
+from ..evaluation import Estimate, paired_difference
+from ..evaluation.intervals import estimate_mean
 from ..llm import run as run_on_loop
 from ..llm.guard import call_guarded, place_of
 from ..llm.numbers import finite_float
@@ -350,7 +351,7 @@ def _compare_with_first(
                     answers=len(own_records),
                     failed=failed,
                     unscored=missing - failed,
-                    mean=bootstrap_interval(list(means.values())) if means else None,
+                    mean=estimate_mean(list(means.values()), is_share=True),
                     difference=difference,
                 )
             )
@@ -615,4 +616,4 @@ def _compare(mode: str, step: int | None, pairs: Sequence[Pair]) -> RewardChange
 
 def _estimate(values_by_question: Mapping[str, Sequence[float]]) -> Estimate | None:
     means = [fmean(values) for values in values_by_question.values()]
-    return bootstrap_interval(means) if means else None
+    return estimate_mean(means, is_share=True)

@@ -93,7 +93,9 @@ def test_a_program_trains_is_recorded_evaluated_and_answers(tiny_policy, tmp_pat
     )
     assert "eval_reward" in trainer.evaluate()
     trainer.save_model(str(tmp_path / "saved"))
-    assert ", program)" in (tmp_path / "saved" / "README.md").read_text()
+    card = (tmp_path / "saved" / "README.md").read_text()
+    assert f"from {two_chats.__module__} import two_chats" in card
+    assert ", Program(two_chats))" in card
     agent = PromptAgent.from_pretrained(tmp_path / "saved", Program(two_chats))
     played = agent.answer("which currency ?", seed=3)
     assert played.status == "answered" and len(played.sequences) == 2

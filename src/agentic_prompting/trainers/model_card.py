@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
-from inspect import unwrap
+from inspect import isfunction, unwrap
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -188,6 +188,7 @@ def create_card(
     if agent.environment is not None and not hasattr(agent.environment, "chat"):
         environment_name = name_of(agent.environment)
     is_program = agent.environment is not None and agent.environment.plays_whole_episodes
+    agent_function = _find_agent_function(agent.environment) if is_program else None
 
     # Fill the template.
     system_prompt = agent.spec.system_prompt
@@ -207,12 +208,21 @@ def create_card(
         environment_name=environment_name,
         has_environment=agent.environment is not None,
         is_program=is_program,
+        agent_function=agent_function,
         system_prompt=fence(system_prompt) if system_prompt else None,
         prompt_template=fence(agent.spec.prompt_template),
         evaluation=describe_evaluation(folder),
         settings=list_settings(agent),
         versions=", ".join(f"{package} {version(package)}" for package in PACKAGES),
     )
+
+
+def _find_agent_function(program: Any) -> Callable[..., Any] | None:
+    """Return the function of a program, if it can be imported by its name."""
+    function = getattr(program, "agent", None)
+    if not isfunction(function) or function.__module__ == "__main__":
+        return None
+    return function if function.__qualname__ == function.__name__ else None
 
 
 # --- its parts ---------------------------------------------------------------------------------

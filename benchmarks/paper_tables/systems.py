@@ -79,6 +79,8 @@ def connect(
         if "key" in options:
             options["api_key"] = read_key(str(options.pop("key")), f"models: {role}, key:")
         client = stack.enter_context(OpenAIChat(settings.get("name", role), cache=cache, **options))
+        # Errors name the variable that was given.
+        client.key_variable = settings.get("key", client.key_variable)
         client.serve_command(_command_role(role, models, client.base_url), endpoint_check)
         connected[role] = (client, dict(settings.get("sampling", {})))
     return connected

@@ -511,6 +511,10 @@ def test_each_model_of_a_table_may_have_its_own_key(tmp_path, monkeypatch, capsy
         assert "SECOND_KEY" in capsys.readouterr().err
         assert not server.requests
         monkeypatch.setenv("SECOND_KEY", "sk-second")
+        server.plan = lambda number, request: "401"
+        assert status(*command) == 1
+        assert "_KEY" in capsys.readouterr().err.replace("OPENAI_API_KEY", "")
+        server.plan = lambda number, request: None
         assert status(*command) == 0
         assert server.authorizations == {"Bearer sk-first", "Bearer sk-second"}
     for path in (tmp_path / "out").rglob("*"):

@@ -135,6 +135,14 @@ def unknown_column(completions, gold, **columns):
 
 def flat(completions, **columns):
     return [0.5 for _ in completions]
+
+
+def forgetful(row, base_url, api_key):
+    """An agent that forgets to return its answer."""
+    from openai import OpenAI
+
+    messages = [{"role": "user", "content": "question : " + row["question"]}]
+    OpenAI(base_url=base_url, api_key=api_key).chat.completions.create(model="agent", messages=messages)
 ''',
     "model.py": """
 import csv
@@ -216,6 +224,34 @@ trainer = MultiTurnGRPOTrainer(
     grammar=FreeText(),
 )
 trainer.train()
+""".replace("ON_A_CPU", ON_A_CPU),
+    # Trained with LoRA, resumed without.
+    "resumed.py": """
+from peft import LoraConfig
+
+from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, load_task
+from own import Store, partial
+
+
+def train(steps, adapter):
+    rows = load_task("mine.csv", columns={"question": "request", "answer": "reply"})
+    arguments = dict(ON_A_CPU)
+    arguments |= {"max_steps": steps, "save_strategy": "steps", "save_steps": 1}
+    trainer = MultiTurnGRPOTrainer(
+        model="model",
+        reward_funcs=partial,
+        args=MultiTurnGRPOConfig(
+            "runs/resumed", num_generations=4, per_device_train_batch_size=8, max_completion_length=24, **arguments
+        ),
+        train_dataset=rows,
+        peft_config=adapter,
+        environment=Store(),
+    )
+    trainer.train(resume_from_checkpoint=True)
+
+
+train(1, LoraConfig(r=4, target_modules="all-linear"))
+train(2, None)
 """.replace("ON_A_CPU", ON_A_CPU),
     "mine.yaml": """
 model_name_or_path: model
@@ -337,7 +373,7 @@ MISTAKES = {
     "nothing to learn": Mistake(
         f"evolve {OWN} --policy-model=calm --reference-model=large {SERVERS}"
         " --problems-per-step=4 --steps=1 --output-dir=runs/nothing",
-        "nothing was learned.*grammar to 'free'",
+        "nothing was learned.*grammar to 'marked'",
     ),
     "flat reward": Mistake(
         "flat.py", "reward is flat.*every reward is 0.5", "model", survives=True
@@ -360,6 +396,23 @@ MISTAKES = {
         f"evolve {OWN} {MODELS} {SERVERS} --problems-per-step=4 --budget-tokens=50"
         " --output-dir=runs/poor",
         "below the least useful one",
+    ),
+    "resumed without its adapter": Mistake("resumed.py", "adapter.*peft_config", "model"),
+    "agent that returns nothing": Mistake(
+        f"train agent --program own:forgetful {OWN} --reward own:flat --model_name_or_path model"
+        " --use_cpu true --bf16 false --num_generations 4 --per_device_train_batch_size 8"
+        " --max_turn_tokens 8 --max_completion_length 24 --max_steps 1 --save_strategy no"
+        " --output_dir runs/forgetful",
+        "returned None",
+        "model",
+        survives=True,
+    ),
+    "key of a table that is not set": Mistake(
+        "evaluate --config bad.yaml",
+        "NO_SUCH_KEY",
+        config="title: Mine\ntasks: [mine.csv]\ncolumns: {question: request, answer: reply}\n"
+        "models: {model: {name: small, key: NO_SUCH_KEY}}\n"
+        "systems: {start: {kind: prompted, prompt: Answer.}}\n",
     ),
     "key in place of its variable": Mistake(
         f"evolve {OWN} {MODELS} --policy-client key=sk-1234", "name of an environment variable"

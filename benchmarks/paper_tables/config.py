@@ -209,6 +209,11 @@ def _systems(
     _check_names([system_kind], set(KINDS), f"{path}, kind of {name}")
     settings = {key: value for key, value in values.items() if key != "kind"}
     _check_names(settings, KINDS[system_kind], f"{path}, system {name} ({system_kind})")
+    prompt = str(settings.get("prompt", ""))
+    if prompt.endswith(".txt") and not Path(prompt).is_file():
+        raise ValueError(
+            f"{path}, system {name}: its prompt is the file {prompt}, which is missing"
+        )
 
     # The setting that names a model of `each_of`.
     if "model" in KINDS[system_kind]:

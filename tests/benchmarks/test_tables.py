@@ -480,6 +480,10 @@ def test_a_prompt_of_a_table_may_be_a_file(tmp_path, monkeypatch):
         config = Path(command[2])
         evolved = ", evolved: {kind: prompted, prompt: system_prompt.txt}"
         config.write_text(config.read_text().replace(", opro: {prompt: *start}", evolved))
+        (tmp_path / "system_prompt.txt").rename(tmp_path / "moved.txt")
+        assert status(*command) == 2, "before any system is asked"
+        assert not server.requests
+        (tmp_path / "moved.txt").rename(tmp_path / "system_prompt.txt")
         assert status(*command) == 0
         assert "[G0]. Name the colour alone." in json.dumps(server.requests)
 

@@ -8,9 +8,8 @@ from typing import get_args
 
 import pytest
 
-from agentic_prompting.cli.evolve import FAILURES_IN_WORDS
 from agentic_prompting.data import hold_out, load_task
-from agentic_prompting.evolution.operators import WITHOUT_ATTEMPT, Reason
+from agentic_prompting.evolution.operators import FAILURES_IN_WORDS, WITHOUT_ATTEMPT, Reason
 from agentic_prompting.llm import Budget, Usage
 from support.evolving import reflect
 from support.pages import block

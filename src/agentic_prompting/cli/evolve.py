@@ -21,6 +21,7 @@ from ..evolution import (
     StepLog,
     evolve as run_evolution,
 )
+from ..evolution.operators import FAILURES_IN_WORDS
 from ..evolution.run_files import PROMPT_FILE
 from ..llm import Budget, LLMError, Usage
 from ..llm.guard import describe
@@ -88,15 +89,6 @@ class EvolveSettings(EvolveConfig):
 
 
 SETTINGS = (EvolveOptions, EvolveSettings)  # the parser returns an object of each
-
-FAILURES_IN_WORDS = {
-    "call_failed": "no reply",
-    "unreadable": "not readable",
-    "unchanged": "same as its parent",
-    "known": "same as another prompt",
-    "copied": "repeats a question",
-}
-"""What the line of attempts calls the reasons of the journal and of `--json`."""
 
 NOT_IN_SANDBOX = (
     "policy_model",

@@ -45,7 +45,7 @@ from ..rollout import AgentSpec, FreeText, Grammar
 from ..versions import code_version, row_version
 from .journal import EvolutionJournal, attempt_records, journal_beside, read_journal
 from .least_budget import LeastBudget, estimate_least_budget
-from .operators import MAX_CHARS, WITHOUT_ATTEMPT, Outcome
+from .operators import FAILURES_IN_WORDS, MAX_CHARS, WITHOUT_ATTEMPT, Outcome
 from .population import Population, load_state, member_id
 from .population_evolution import PopulationEvolution, ReflectionTask, propose_children
 from .results import (
@@ -179,7 +179,10 @@ class EvolveResult:
                 "reference LLM"
             )
         counts = sum((Counter(operator["counts"]) for operator in operators), Counter())
-        reason_texts = [f"{name} {count}" for name, count in [*attempts.items(), *counts.items()]]
+        reason_texts = [
+            f"{FAILURES_IN_WORDS.get(name, name)} {count}"
+            for name, count in [*attempts.items(), *counts.items()]
+        ]
         proposed_nothing = f"; {no_change} more proposed no change" if no_change else ""
         return (
             f"{count_in_words(sum(attempts.values()), 'attempt')} of the reference LLM had no "
@@ -432,7 +435,7 @@ def _run_until_stopped(
     except EvolutionStopped as error:
         # The run cannot go on: keep its last complete step, and say how to resume it.
         stopped = f"{error}{_describe_spending(budget, str(error))}"
-        advice = "with checkpoint= a run can be resumed"
+        advice = "a run with a checkpoint can be resumed"
         if path is not None:
             run.save(path)  # with the cost of the failed step
         # Resumed, it would find no answer either.

@@ -8,7 +8,7 @@ not change the population: a failure appears only in the [`Outcome`].
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import fsum
@@ -36,6 +36,14 @@ Reason = Literal[
 ]
 WITHOUT_ATTEMPT = ("no_evidence", "too_few_winners")
 """The reasons for which an operator makes no call."""
+FAILURES_IN_WORDS: Mapping[str, str] = {
+    "call_failed": "no reply",
+    "unreadable": "not readable",
+    "unchanged": "same as its parent",
+    "known": "same as another prompt",
+    "copied": "repeats a question",
+}
+"""The reasons for which an attempt made no prompt, in words."""
 
 Summaries = Sequence[tuple[float, str]]
 """Reward and summary of each attempt at one problem."""

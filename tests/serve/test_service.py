@@ -912,7 +912,16 @@ def test_every_role_is_charged(tiny_policy, monkeypatch):
         url = ["--environment-model", "gpt-4o-mini", "--environment-base-url", server.base_url]
         with pytest.raises(SystemExit) as ended:
             main(
-                ["serve", str(tiny_policy), *url, "--refine", "--budget-usd", f"{6.5 * price:.8f}"]
+                [
+                    "serve",
+                    str(tiny_policy),
+                    *url,
+                    "--refine",
+                    "--budget-usd",
+                    f"{6.5 * price:.8f}",
+                    "--port",
+                    "0",
+                ]
             )
     assert ended.value.code == 0
     assert errors[0] is None and isinstance(errors[1], BudgetExceeded), (

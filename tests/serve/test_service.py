@@ -1094,7 +1094,7 @@ def test_the_commands_bound_on_kept_conversations(monkeypatch, tiny_policy, tmp_
     )
     for extra in ([], ["--prefix-cache-mb", "12.5"]):
         with pytest.raises(SystemExit) as stopped:
-            main(["serve", str(tiny_policy), "--sandbox", *extra])
+            main(["serve", str(tiny_policy), "--sandbox", "--port", "0", *extra])
         assert stopped.value.code == 0
     assert given[1] == 12.5 and 0 < given[0] <= psutil.virtual_memory().total / 4e6
     assert free_for_cache_mb(tmp_path) > 0

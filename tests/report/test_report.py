@@ -498,6 +498,30 @@ def test_an_answer_is_judged_by_its_tasks_own_metric(tmp_path):
     ] == [1.0]
 
 
+def test_a_metric_of_ones_own_is_shown_as_in_the_table(tmp_path):
+    """The report cannot call it: its values are those that the evaluation saved."""
+    from agentic_prompting.evaluation import EvaluationTask, evaluate_agent, save_run
+    from agentic_prompting.evaluation.metrics import each
+
+    def length(answer, answers):
+        return len(answer) / 10
+
+    rows = [{"question": text, "answers": [text]} for text in ("four", "seven")]
+    evaluation = evaluate_agent(
+        {"echo": list},
+        [EvaluationTask("words", rows)],
+        {"length": each(length)},
+        runs=1,
+        output=tmp_path,
+        progress=False,
+    )
+    save_run(tmp_path, evaluation)
+    shown = block(write_report(tmp_path, pictures=False).read_text(), "evaluation")
+    assert shown["columns"]["match"] == [0.4, 0.5]
+    assert "length" in json.dumps(shown)
+    assert "exact_match" not in json.dumps(shown)
+
+
 # --- several runs ---------------------------------------------------------------------------------
 
 

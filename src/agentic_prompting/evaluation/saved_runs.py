@@ -6,29 +6,35 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from ..records import atomic_write
 from .answer_records import read_records
 from .evaluate import Evaluation
-from .metrics import Encoder, Metric, find_metrics
+from .metrics import METRICS, Encoder, Metric, find_metrics
 from .scoring import SYSTEM_METRICS, summarise
 
 _SUMMARY = "run.json"
 
 
 def save_run(folder: str | Path, evaluation: Evaluation) -> None:
-    """Save what [`load_run`] needs besides the answers: metrics of each task, calls to make each
-    system.
+    """Save what [`load_run`] and the report need besides the answers: metrics of each task, calls to
+    make each system, and the values of metrics that are not ours, which the report cannot compute.
     """
     # Metrics by task, and the calls to make each system, in a form that JSON can hold.
     metric_names: dict[str, list[str]] = {}
     fit_calls: dict[str, int] = {}
+    values: list[dict[str, Any]] = []
     for result in evaluation.results:
         metric_names[result.task] = [
             name for name in result.estimates if name not in SYSTEM_METRICS
         ]
         fit_calls[result.system] = result.fit_calls
-    summary = {"metrics": metric_names, "fit_calls": fit_calls}
+        for name in metric_names[result.task]:
+            if name not in METRICS:
+                origin = {"system": result.system, "task": result.task, "metric": name}
+                values.append({**origin, "by_question": list(result.values[name].items())})
+    summary = {"metrics": metric_names, "fit_calls": fit_calls, "values": values}
     atomic_write(Path(folder) / _SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 

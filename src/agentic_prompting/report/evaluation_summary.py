@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..evaluation import METRICS, Evaluation, find_metrics
-from ..evaluation.scoring import score_records, summarise
+from ..evaluation.answer_records import is_answered, row_index_of
+from ..evaluation.intervals import estimate_mean
+from ..evaluation.scoring import Result, score_records, summarise
 from ..records import Record
 from .sound_records import read_sound_answers
 
@@ -49,14 +53,52 @@ def read_evaluation(folder: Path) -> Evaluation | None:
             for name in metrics_by_task.get(task) or ()
             if name in METRICS and name != "semantic_similarity"
         ]
-        metrics = find_metrics(names or ["exact_match", "token_f1"])
-        results.append(summarise(system, task, task_records, metrics, fit_calls.get(system, 0)))
+        saved_values = _saved_values(saved, system, task)
+        if not names and not saved_values:
+            names = ["exact_match", "token_f1"]
+        metrics = find_metrics(names) if names else {}
+        result = summarise(system, task, task_records, metrics, fit_calls.get(system, 0))
+        results.append(_add_values(result, saved_values, metrics_by_task.get(task) or ()))
 
     # Systems in the order of the table.
     order = {system: position for position, system in enumerate(fit_calls)}
     results.sort(key=lambda result: order.get(result.system, len(order)))
     records.sort(key=lambda record: order.get(record["system"], len(order)))
     return Evaluation(results, records)
+
+
+def _saved_values(saved: dict[str, Any], system: str, task: str) -> dict[str, dict[int, float]]:
+    """The values by question of the metrics that only the evaluation itself could compute."""
+    values: dict[str, dict[int, float]] = {}
+    entries = saved.get("values")
+    for entry in entries if isinstance(entries, list) else ():
+        try:
+            if (entry["system"], entry["task"]) == (system, task):
+                by_question = {int(place): float(value) for place, value in entry["by_question"]}
+                values[str(entry["metric"])] = by_question
+        except (LookupError, TypeError, ValueError):
+            continue  # a damaged file
+    return values
+
+
+def _add_values(
+    result: Result, saved_values: Mapping[str, Mapping[int, float]], order: Sequence[str]
+) -> Result:
+    """A result with further metrics, in the order of the table."""
+    values = {**result.values, **{name: dict(scores) for name, scores in saved_values.items()}}
+    estimates = dict(result.estimates)
+    ungraded = dict(result.ungraded)
+    for name, scores in saved_values.items():
+        estimates[name] = estimate_mean(list(scores.values()), is_share=True)
+        ungraded[name] = 0
+    names = [name for name in order if name in values]
+    names += [name for name in values if name not in names]
+    return replace(
+        result,
+        values={name: values[name] for name in names},
+        estimates={name: estimates[name] for name in names},
+        ungraded={name: ungraded[name] for name in names},
+    )
 
 
 def _object_in(saved: dict[str, Any], name: str) -> dict[str, Any]:
@@ -79,8 +121,9 @@ def read_optimised_prompts(folder: Path) -> dict[str, str]:
 
 
 def first_scores(evaluation: Evaluation) -> list[float | None]:
-    """Return each answer's score in the first metric of its task; `None` for an answer that
-    failed.
+    """Return each answer's score in the first metric of its task; `None` for an answer that failed.
+
+    In a metric that is not ours it is the mean of the answers to the question.
     """
     scores: list[float | None] = [None] * len(evaluation.records)
     for result in evaluation.results:
@@ -93,7 +136,15 @@ def first_scores(evaluation: Evaluation) -> list[float | None]:
         # Score them in the first metric, and put the scores back in their places.
         metric = next(iter(result.values))
         records = [evaluation.records[position] for position in positions]
-        metric_scores = score_records(records, find_metrics([metric]))[metric]
+        metric_scores: Sequence[float | None]
+        if metric in METRICS:
+            metric_scores = score_records(records, find_metrics([metric]))[metric]
+        else:
+            # Its values are saved by question.
+            metric_scores = [
+                result.values[metric].get(row_index_of(record)) if is_answered(record) else None
+                for record in records
+            ]
         for position, score in zip(positions, metric_scores, strict=True):
             scores[position] = score
     return scores

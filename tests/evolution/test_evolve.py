@@ -554,6 +554,24 @@ def test_a_deterministic_policy_is_told(caplog):
     assert "same reward" in note
 
 
+def test_a_run_that_cost_nothing_binds_no_policy(tmp_path, caplog):
+    """A misspelt name of the policy, corrected in the same command."""
+
+    class Misspelt:
+        model = "smal"
+
+        async def __call__(self, messages, **options):
+            return Reply(error=Misconfigured("unknown model 'smal'"))
+
+    checkpoint = tmp_path / "state.json"
+    arguments = (ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, EvolveConfig(steps=1))
+    stopped = evolve(Misspelt(), *arguments, checkpoint=checkpoint)
+    assert stopped.stopped
+    assert "resume" not in caplog.text
+    assert evolve(Policy(), *arguments, checkpoint=checkpoint).stopped is None
+    assert checkpoint.exists()
+
+
 def test_replies_without_answers_end_the_run():
     policy = ScriptedChat(lambda messages: random.choice(["a", "b"]))
     result = evolve(

@@ -436,13 +436,18 @@ def _run_until_stopped(
         # The run cannot go on: keep its last complete step, and say how to resume it.
         stopped = f"{error}{_describe_spending(budget, str(error))}"
         advice = "a run with a checkpoint can be resumed"
-        if path is not None:
+        # Without a step and without a cost there is nothing to keep: a policy with another name
+        # may begin in the same folder.
+        has_begun = bool(run.logs) or any(usage.tokens for usage in run.usage.values())
+        if path is not None and has_begun:
             run.save(path)  # with the cost of the failed step
         # Resumed, it would find no answer either.
         if _ends_without_answers(run.logs):
             advice = "the prompt is as it was"
-        elif path is not None:
+        elif path is not None and has_begun:
             advice = f"run again to resume from {path}"
+        elif path is not None:
+            advice = "run again"
         step_number = len(run.logs)
         logger.warning("evolution stopped at step %d: %s; %s", step_number, stopped, advice)
         return stopped

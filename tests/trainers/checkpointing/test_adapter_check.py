@@ -22,9 +22,10 @@ def train(policy, rows, folder, steps, lora=None):
         (LORA, None, "peft_config"),
         (None, LORA, "peft_config"),
         (LORA, {**LORA, "r": 8}, "r 4 -> 8"),
+        (LORA, {**LORA, "lora_alpha": 16}, "lora_alpha 8 -> 16"),
         (LORA, {**LORA, "target_modules": ["q_proj"]}, "target_modules"),
     ],
-    ids=["none any more", "a new one", "another rank", "other modules"],
+    ids=["none any more", "a new one", "another rank", "another scale", "other modules"],
 )
 def test_another_adapter_is_refused(tiny_policy, rows, tmp_path, before, now, named):
     train(tiny_policy, rows, tmp_path, 1, before)

@@ -15,8 +15,16 @@ from peft import PeftConfig, PeftModel
 from torch import nn
 
 _FULL_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-# The settings that decide which weights an adapter has, and their shapes.
-_SHAPE_SETTINGS = ("peft_type", "r", "target_modules", "modules_to_save", "use_dora")
+# The settings that decide which weights an adapter has, their shapes and their scale.
+_COMPARED_SETTINGS = (
+    "peft_type",
+    "r",
+    "lora_alpha",
+    "target_modules",
+    "modules_to_save",
+    "use_dora",
+    "use_rslora",
+)
 
 
 def check_adapter(checkpoint: Path, model: nn.Module) -> None:
@@ -57,7 +65,7 @@ def check_adapter(checkpoint: Path, model: nn.Module) -> None:
 def _find_differences(saved: Mapping[str, Any], adapter: PeftConfig) -> list[str]:
     """Return the settings of an adapter that are not as saved, each with both values."""
     differences = []
-    for name in _SHAPE_SETTINGS:
+    for name in _COMPARED_SETTINGS:
         before = _comparable(saved.get(name))
         now = _comparable(getattr(adapter, name, None))
         if before != now:

@@ -409,7 +409,7 @@ def _download_model(
     except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, ValueError) as error:
         described = name if revision is None else f"{name} (revision {revision})"
         raise FileNotFoundError(
-            f"{described} is neither a local folder nor a model on the Hub: "
-            f"{' '.join(str(error).split())}. A private model needs token=; offline, the model "
-            "must be in the cache"
+            f"{described} is neither a local folder nor a model on the Hub. A private model needs "
+            "token=; offline, the model must be in the cache. The Hub's client says: "
+            f"{' '.join(str(error).split())}"
         ) from None

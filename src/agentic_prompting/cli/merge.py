@@ -52,7 +52,9 @@ def merge_agent(
     if as_json:
         print(json.dumps({"folder": str(folder), "merged_adapter": had_adapter}))
         return 0
-    weights = "the adapter merged into its base model" if had_adapter else "no adapter to merge"
+    weights = "the adapter merged into its base model"
+    if not had_adapter:
+        weights = "the model as it is (there is no adapter to merge)"
     print(f"written to {folder}: {weights}, the tokenizer, and the form of the agent")
     print(f"next:  vllm serve {folder}")
     print(f"       python convert_hf_to_gguf.py {folder} --outfile agent.gguf   # of llama.cpp")

@@ -250,8 +250,8 @@ def summarise(
     repeated: dict[str, dict[str, Estimate]] = {}
     for name, metric_scores in scores.items():
         values[name] = _mean_per_question(records, metric_scores)
-        # The metrics of a table are scores from 0 to 1, those of some systems also counts.
-        estimates[name] = estimate_mean(list(values[name].values()), is_share=name in metrics)
+        # All metrics are scores from 0 to 1, but for the number of iterations.
+        estimates[name] = estimate_mean(list(values[name].values()), is_share=name != "iterations")
         # Failed answers have no score in any metric; the others without one could not be graded.
         ungraded[name] = metric_scores.count(None) - failed
         statistics = _estimate_repeats(records, metric_scores, name in BINARY)

@@ -266,6 +266,7 @@ class PromptAgent:
                 still has the best prompt so far.
 
         Raises:
+            `TypeError`: The question is no text.
             `ValueError`: There is a refiner and the agent has no system prompt, or the verifier
                 needs answers; or an environment is named and the agent does not have several.
         """
@@ -296,6 +297,11 @@ class PromptAgent:
         self, question: str, refiner: ProRefiner | None, environment: str | None
     ) -> dict[str, Any]:
         """The row of a question, with the refined prompt if there is a refiner."""
+        if not isinstance(question, str):
+            raise TypeError(
+                f"a question is a text, got {type(question).__name__}: pass rows to answer_all, as "
+                "in answer_all([row])"
+            )
         row: dict[str, Any] = {"question": question}
         # The row names the environment, for an agent that has several.
         if environment is not None:

@@ -1,7 +1,10 @@
 """How each role's model is called, as options say."""
 
+from dataclasses import dataclass, field
+
 import pytest
 
+from agentic_prompting.cli.option_parser import OptionParser
 from agentic_prompting.cli.options import read_client_settings
 
 
@@ -57,3 +60,22 @@ def test_commands_refuse_wrong_settings(run, words, tmp_path, monkeypatch):
     rows = [] if words[0] == "ask" else ["--dataset", "rows.jsonl"]
     status, _, err = run(*words, *rows)
     assert status == 2 and err.count("\n") == 1, err
+
+
+def test_a_list_that_is_typed_twice_is_refused(tmp_path):
+    """Only the last one would count; that of a YAML file is replaced."""
+
+    @dataclass
+    class Options:
+        reward: list[str] = field(default_factory=list)
+        name: str = ""
+
+    parser = OptionParser("test", (Options,))
+    with pytest.raises(ValueError, match="--reward") as refused:
+        parser.parse(["--reward", "a", "--name", "x", "--reward=b"])
+    assert "2 times" in str(refused.value)
+    words = parser.set_config({"reward": ["a", "b"]}, "file.yaml")
+    (options,) = parser.parse([*words, "--reward", "c"])
+    assert options.reward == ["c"]
+    with pytest.raises(ValueError, match="--reward"):
+        parser.parse([*words, "--reward", "c", "--reward", "d"])

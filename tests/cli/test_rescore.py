@@ -39,6 +39,16 @@ def test_it_prints_both_means_and_writes_a_file(run, folder):
     assert str(file.name) in out and len(file.read_text().splitlines()) == 2
 
 
+def test_several_rewards_are_summed(run, folder):
+    (folder / "my_rewards.py").write_text(REWARD.replace("constant", "other") + REWARD)
+    words = ("--reward", "my_rewards.py:constant", "my_rewards.py:other")
+    status, out, err = run("rescore", "run", *words)
+    assert status == 0, err
+    assert "1.000 [" in out
+    status, _, err = run("rescore", "run", "--reward", words[1], "--reward", words[2])
+    assert status == 0, err
+
+
 def test_each_evaluation_is_listed_apart(run, folder):
     records = [
         record(0, random.Random(0), 3, step=step, mode="eval", question="which ?", reward=reward)

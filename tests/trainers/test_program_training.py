@@ -97,6 +97,8 @@ def test_a_program_trains_is_recorded_evaluated_and_answers(tiny_policy, tmp_pat
     assert f"from {two_chats.__module__} import two_chats" in card
     assert ", Program(two_chats))" in card
     agent = PromptAgent.from_pretrained(tmp_path / "saved", Program(two_chats))
+    with pytest.raises(TypeError, match="answer_all"):
+        agent.answer({"question": "which currency ?", "hint": "it is a coin"})
     played = agent.answer("which currency ?", seed=3)
     assert played.status == "answered" and len(played.sequences) == 2
     assert agent.answer("which currency ?", seed=3).ids == played.ids

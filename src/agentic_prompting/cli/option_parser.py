@@ -4,6 +4,7 @@ transformers.
 
 from __future__ import annotations
 
+import argparse
 import os
 from argparse import SUPPRESS
 from collections.abc import Collection, Mapping, Sequence
@@ -42,6 +43,7 @@ class OptionParser(HfArgumentParser):
             description=description,
             allow_abbrev=False,
         )
+        self._config_words: list[str] = []
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -63,6 +65,7 @@ class OptionParser(HfArgumentParser):
         """
         # Wrong names are reported before wrong values.
         self.check_names(arguments)
+        self._check_repeated_lists(arguments)
         return self.parse_args_into_dataclasses(
             self._with_values_of_switches(arguments),
             return_remaining_strings=True,
@@ -94,7 +97,27 @@ class OptionParser(HfArgumentParser):
                 raise ValueError(f"{file}: {self._describe_unknown(str(name), dashes='')}")
             else:
                 words += self._take_value(name, value, file)
+        self._config_words = words
         return words
+
+    def _check_repeated_lists(self, arguments: Sequence[str]) -> None:
+        """Raise `ValueError` for an option with several values that is typed twice: only the last
+        one would count.
+        """
+        # Typed options take the place of those of a YAML file.
+        typed_words = list(arguments)
+        if typed_words[: len(self._config_words)] == self._config_words:
+            typed_words = typed_words[len(self._config_words) :]
+        typed_options = [word.partition("=")[0] for word in typed_words]
+        for option in dict.fromkeys(typed_options):
+            action = self._option_string_actions.get(option)
+            keeps_last = action is not None and action.nargs == "+"
+            keeps_last = keeps_last and not isinstance(action, argparse._ExtendAction)
+            if keeps_last and typed_options.count(option) > 1:
+                raise ValueError(
+                    f"{option} is given {typed_options.count(option)} times: write all its values "
+                    f"after one {option}, as in {option} A B"
+                )
 
     def _take_value(self, name: str, value: Any, file: str) -> list[str]:
         """The words of an option and its value from a YAML file.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..llm.numbers import count_in_words
 from .loader import REWARDS, load_reward
 from .option_parser import OptionParser
-from .options import JSON_HELP, TaskRows, option, refuse_options
+from .options import JSON_HELP, TaskRows, list_option, option, refuse_options
 from .terminal import print_text
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 class RescoreOptions(TaskRows):
     """The options of `rescore`."""
 
-    reward: str | None = option(
-        f"The reward to score the rollouts with: {', '.join(REWARDS)}, or your own as module:name."
+    reward: list[str] | None = list_option(
+        "The rewards to score the rollouts with, one or several whose sum counts: "
+        f"{', '.join(REWARDS)}, or your own as module:name."
     )
     task: str | None = option("The run's data set, if the reward needs more of its columns.")
     json: bool = option(JSON_HELP, False)
@@ -74,16 +75,17 @@ def rescore(arguments: Sequence[str]) -> int:
         rows = _load_own_rows(options)
     else:
         rows = options.load(options.task or "", 0)
+    rewards = [load_reward(reward) for reward in options.reward]
+    name = "-".join(options.reward)
     if is_evaluation(words[0]):
-        reward = load_reward(options.reward)
-        answers = rescore_answers(Path(words[0]), reward, rows=rows, name=options.reward)
+        answers = rescore_answers(Path(words[0]), rewards, rows=rows, name=name)
         _print_systems(answers, options.json)
         return 0
     result = rescore_run(
         Path(words[0]),
-        load_reward(options.reward),
+        rewards,
         rows=rows,
-        name=options.reward,
+        name=name,
     )
     if options.json:
         # Of several evaluations, `changes` has the last one.

@@ -184,7 +184,8 @@ def rescore(
     if not records:
         raise ValueError(
             f"{run} holds no rollouts: name the folder of a training run, or that of a finished "
-            "evaluation of an agent (`evaluate --run`), such as RUN/evaluation"
+            "evaluation of an agent (`evaluate --run`), such as RUN/evaluation; one by "
+            "evaluate_agent in Python is finished by save_run(folder, evaluation)"
         )
 
     spec = _load_spec(run)
@@ -251,7 +252,8 @@ def rescore_answers(
     folder = Path(folder)
     if not is_evaluation(folder):
         raise FileNotFoundError(
-            f"{folder} holds no finished evaluation: run its `evaluate` to the end"
+            f"{folder} holds no finished evaluation: run its `evaluate` to the end, or call "
+            "save_run(folder, evaluation) after evaluate_agent"
         )
     named_functions = _name_functions(reward)
     weights = _read_weights(weights, len(named_functions))

@@ -287,3 +287,44 @@ def test_report_takes_its_run_both_ways(run, parts):
     for words in (["nowhere"], ["--run", "nowhere"]):
         assert run("report", *words)[::2] == (2, "agentic-prompting: nowhere does not exist\n")
     assert "report RUN" in run("report")[2]
+
+
+WRONG_AGENTS = """
+async def two(row, client): ...
+
+async def none(): ...
+
+def returns_none(): ...
+
+class Two:
+    def __call__(self, row, client): ...
+
+seven = 7
+"""
+
+
+@pytest.mark.parametrize("name", ["two", "none", "returns_none", "Two", "seven"])
+@pytest.mark.parametrize("command", ["check-env", "ask", "evaluate"])
+def test_a_wrong_agent_names_its_parameters(run, parts, asking_policy, command, name):
+    (parts / "wrong_agents.py").write_text(WRONG_AGENTS)
+    (parts / "rows.jsonl").write_text('{"question": "q", "answer": "a"}\n')
+    place = f"wrong_agents.py:{name}"
+    words = {
+        "check-env": [place, "--model", asking_policy],
+        "ask": ["what?", "--run", asking_policy, "--program", place],
+        "evaluate": ["--run", asking_policy, "--program", place, "--dataset", "rows.jsonl"],
+    }
+    status, _, err = run(command, *words[command])
+    assert status == 2 and "Traceback" not in err
+    assert "base_url" in err and err.strip().count("\n") == 0, err
+
+
+@pytest.mark.parametrize("name", ["three", "Three"])
+def test_an_agent_may_name_its_parameters_freely(parts, name):
+    from agentic_prompting.cli.loader import load_environment
+
+    (parts / "agents.py").write_text(
+        "def three(row, url, key): ...\n\n\n"
+        "class Three:\n    def __call__(self, row, base_url, api_key): ...\n"
+    )
+    assert load_environment(f"agents.py:{name}").plays_whole_episodes

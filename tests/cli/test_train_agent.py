@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from agentic_prompting.cli.script import run_script
 from agentic_prompting.cli.train_program import parse_method_options
 from agentic_prompting.programs import Program
 from support.isolation import ISOLATION
@@ -222,3 +223,19 @@ def test_what_train_agent_refuses(words, message):
     with pytest.raises(ValueError, match=message):
         script.check(args)
         script.build_trainer(args, model, ExitStack())
+
+
+@pytest.mark.parametrize("name", ["two", "one", "no_parameter", "Two", "wrong", "ints"])
+def test_training_a_wrong_agent_is_bad_input(parts, monkeypatch, capsys, name):
+    (parts / "wrong_agents.py").write_text(
+        "async def two(row, client): ...\ndef one(row): ...\nasync def no_parameter(): ...\n"
+        "class Two:\n    def __call__(self, row, client): ...\n"
+        "wrong = 7\nints = [1, 2]\n"
+    )
+    words = [f"--program=wrong_agents.py:{name}", "--dataset=tasks.jsonl"]
+    with pytest.raises(SystemExit) as ended:
+        run_script(lambda: trainer_of(monkeypatch, *words))
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and "Traceback" not in err and err.count("\n") == 1
+    assert f"wrong_agents.py:{name}" in err
+    assert "base_url" in err or name == "ints", err

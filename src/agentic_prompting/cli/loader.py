@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import partial, wraps
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
-from inspect import isclass, isfunction, signature
+from inspect import isclass, iscoroutinefunction, isfunction, signature
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -152,9 +152,15 @@ def load_environment(name: str) -> Any:
     try:
         # An agent becomes an environment as a program.
         part = _make_object(load_part(name, "environment"))
-        return as_environment(Program(part) if is_agent(part) else part)
+        environment = as_environment(Program(part) if is_agent(part) else part)
     except TypeError as error:
         raise UnknownPart(str(error)) from error
+    if environment is None:
+        raise UnknownPart(
+            f"{name} is None, or returns it: an environment is an object with a step(rollout) or a "
+            "function of the rollout, an agent a function of (row, base_url, api_key)"
+        )
+    return environment
 
 
 def load_tools(names: Sequence[str]) -> list[Any]:
@@ -333,7 +339,9 @@ def _guard_score(score: Callable[..., Any], name: str) -> Callable[..., Any]:
 def _make_object(part: Any) -> Any:
     """An object of a class, or what a function without parameters returns."""
     # A function with parameters is itself the part, such as a reward.
-    is_factory = isfunction(part) and not signature(part).parameters
+    is_factory = (
+        isfunction(part) and not iscoroutinefunction(part) and not signature(part).parameters
+    )
     if not isclass(part) and not is_factory:
         return part
     # The user's code may raise anything.

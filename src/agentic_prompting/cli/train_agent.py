@@ -13,11 +13,11 @@ from transformers import Trainer
 from trl import ModelConfig
 
 from ..data import is_user_data
-from ..harnesses import HARNESSES, CommandProgram, Workspace, get_harness
+from ..harnesses import HARNESSES, CommandProgram, Harness, Workspace, get_harness
 from ..programs import AgentProgram, Program
 from ..rewards.reward_columns import check_columns
 from ..trainers import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
-from .loader import load_object, load_reward
+from .loader import UnknownPart, load_object, load_reward
 from .options import MissingOption, option, refuse_options
 from .own_rows import has_labels, join_columns, read_own_rows
 from .train_options import DataAndEnvironment, check_before_loading, reward_option
@@ -181,10 +181,22 @@ class AgentArguments(DataAndEnvironment):
         if self.program is not None:
             # Your own program as it is, or a function or a command made into one.
             program = load_object(self.program, "program")
-            if not isinstance(program, AgentProgram) and not callable(program):
-                return CommandProgram(program, workspace=workspace, reward=reward)
-            self._refuse_work_folder(workspace, reward)
-            return program if isinstance(program, AgentProgram) else Program(program)
+            if isinstance(program, AgentProgram) or callable(program):
+                self._refuse_work_folder(workspace, reward)
+            if isinstance(program, AgentProgram):
+                return program
+            # Wrong parameters, or a command that is none, are errors of one line.
+            try:
+                if callable(program):
+                    return Program(program)
+                if isinstance(program, Harness | list | tuple | str):
+                    return CommandProgram(program, workspace=workspace, reward=reward)
+            except TypeError as error:
+                raise UnknownPart(f"--program {self.program}: {error}") from error
+            raise UnknownPart(
+                f"--program {self.program} is a {type(program).__name__}: an agent is a function "
+                "of (row, base_url, api_key), a Program, a Harness, or a command, a list of texts"
+            )
         harness = get_harness(str(self.harness), self.dialect, self.ask)
         return CommandProgram(harness, workspace=workspace, reward=reward)
 

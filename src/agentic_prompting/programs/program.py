@@ -153,11 +153,28 @@ class FunctionRun(AgentRun):
 
 
 def is_agent(value: object) -> bool:
-    """Return whether a value is a function of `(row, base_url, api_key)`."""
-    return (
-        inspect.isfunction(value)
-        and {"base_url", "api_key"} <= inspect.signature(value).parameters.keys()
-    )
+    """Return whether a value can be called as an agent: with `(row, base_url, api_key)`.
+
+    A function that can also be called with one argument alone is an environment, unless its
+    parameters have these names. An object with a `step` is one, too.
+    """
+    if not callable(value) or inspect.isclass(value) or hasattr(value, "step"):
+        return False
+    try:
+        signature = inspect.signature(value)
+    except ValueError:  # a function written in C may have no signature
+        return False
+    if {"base_url", "api_key"} <= signature.parameters.keys():
+        return True
+    return _can_bind(signature, None, None, None) and not _can_bind(signature, None)
+
+
+def _can_bind(signature: inspect.Signature, *arguments: object) -> bool:
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def _check_signature(agent: Callable[..., Any]) -> None:

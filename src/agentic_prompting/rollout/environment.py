@@ -336,16 +336,19 @@ def as_environment(candidate: Any) -> Environment | None:
     if not callable(step) or getattr(step, "__func__", None) is Environment.step:
         raise TypeError(
             f"environment has no step(rollout) to call: {name}. Pass an object with that method, a "
-            "function of the rollout, or LLMEnvironment(chat) around a large LLM"
+            "function of the rollout, LLMEnvironment(chat) around a large LLM, or Program(agent) "
+            "around a function of (row, base_url, api_key)"
         )
     # A step is called with one argument, the rollout.
     try:
         inspect.signature(step).bind(None)
     except TypeError as error:
-        # An agent function, which is no environment by itself, takes the address as well.
+        # A function may be meant as an agent, which is no environment by itself.
         advice = ""
-        if is_function and "base_url" in inspect.signature(candidate).parameters:
-            advice = f". A function of (row, base_url, api_key) is an agent: pass Program({name})"
+        if is_function:
+            advice = "; an agent must take (row, base_url, api_key)"
+            if "base_url" in inspect.signature(candidate).parameters:
+                advice += f" and is passed as Program({name})"
         raise TypeError(
             f"environment {name} must take one argument, the rollout: {error}{advice}"
         ) from None

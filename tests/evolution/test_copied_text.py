@@ -14,6 +14,7 @@ from agentic_prompting.evolution import (
     read_journal,
 )
 from agentic_prompting.evolution.copied_text import RUN_LENGTH, find_copied_problem
+from agentic_prompting.evolution.operators import FAILURES_IN_WORDS
 from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.rewards import exact_match_reward
 from support.evolving import ROOT, ROWS, SETTINGS, Policy
@@ -109,7 +110,7 @@ def test_a_copying_child_is_refused(tmp_path, caplog):
     assert len(result.population.members) == 1
     (operator,) = result.steps[0].operators
     assert operator["reason"] == "copied" and operator["counts"]["copied"] == 1
-    assert "copied" in result.why_nothing_learned
+    assert FAILURES_IN_WORDS["copied"] in result.why_nothing_learned
     attempt = read_journal(tmp_path / "state.evolution.jsonl")[0]
     assert attempt["reason"] == "copied" and attempt["child"] is None
     assert attempt["copied"] == {"question": ROWS[0]["question"], "share": 1.0}

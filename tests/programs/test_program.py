@@ -16,7 +16,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from agentic_prompting.harnesses import CommandProgram
+from agentic_prompting.harnesses import CommandProgram, Workspace
 from agentic_prompting.llm import (
     Budget,
     FunctionChat,
@@ -726,7 +726,10 @@ def test_a_command_reads_its_row_from_a_file_without_the_truth(tmp_path):
 def test_commands_end_with_their_whole_group(tmp_path):
     beats = tmp_path / "beats"  # grows for as long as the grandchild lives
     grandchild = f"while true; do echo >> {beats}; sleep 0.1; done"
-    rollout, _ = play_program(["sh", "-c", f"({grandchild}) & sleep 10000"], timeout=2.0)
+    # Unconfined: a sandbox ends its processes by itself, and could not write here.
+    workspace = Workspace(isolation="none")
+    command = ["sh", "-c", f"({grandchild}) & sleep 10000"]
+    rollout, _ = play_program(command, timeout=5.0, workspace=workspace)
     assert rollout.error.kind == "TimedOut"
     size_at_end = beats.stat().st_size
     time.sleep(1)

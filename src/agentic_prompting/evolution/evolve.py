@@ -180,8 +180,11 @@ class EvolveResult:
             )
         counts = sum((Counter(operator["counts"]) for operator in operators), Counter())
         reason_texts = [
-            f"{FAILURES_IN_WORDS.get(name, name)} {count}"
-            for name, count in [*attempts.items(), *counts.items()]
+            f"{FAILURES_IN_WORDS.get(name, name)} {count}" for name, count in attempts.items()
+        ]
+        # The counts of the journal name some reasons again.
+        reason_texts += [
+            f"{name} {count}" for name, count in counts.items() if name not in FAILURES_IN_WORDS
         ]
         proposed_nothing = f"; {no_change} more proposed no change" if no_change else ""
         return (

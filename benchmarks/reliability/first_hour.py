@@ -37,7 +37,13 @@ sys.path.append(str(REPOSITORY / "tests"))
 from support.servers import Answer, LoopbackServer, unused_url
 
 MOST_LINES = 3
-NEED_THE_MODEL = {"TRL script with LoRA", "YAML", "own script", "evaluate and report"}
+NEED_THE_MODEL = {
+    "TRL script with LoRA",
+    "LoRA run with a checkpoint",
+    "YAML",
+    "own script",
+    "evaluate and report",
+}
 """Parts that use the model of the part "model"."""
 
 NOISE = re.compile(
@@ -225,8 +231,10 @@ trainer = MultiTurnGRPOTrainer(
 )
 trainer.train()
 """.replace("ON_A_CPU", ON_A_CPU),
-    # Trained with LoRA, resumed without.
+    # Trained with LoRA, or resumed without.
     "resumed.py": """
+import sys
+
 from peft import LoraConfig
 
 from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, load_task
@@ -247,11 +255,13 @@ def train(steps, adapter):
         peft_config=adapter,
         environment=Store(),
     )
-    trainer.train(resume_from_checkpoint=True)
+    trainer.train(resume_from_checkpoint=steps > 1)
 
 
-train(1, LoraConfig(r=4, target_modules="all-linear"))
-train(2, None)
+if "lora" in sys.argv:
+    train(1, LoraConfig(r=4, target_modules="all-linear"))
+else:
+    train(2, None)
 """.replace("ON_A_CPU", ON_A_CPU),
     "mine.yaml": """
 model_name_or_path: model
@@ -287,6 +297,7 @@ PARTS = {
     "flaky server": [f"check-env own:clerk {OWN}"],
     "model": ["model.py"],
     "TRL script with LoRA": ["moved.py"],
+    "LoRA run with a checkpoint": ["resumed.py lora"],
     "YAML": ["train prompt-r1 --config mine.yaml"],
     "own script": ["script.py reward=partial folder=runs/own"],
     "E-SPL": [
@@ -361,7 +372,9 @@ MISTAKES = {
     "reward without a return": Mistake("script.py reward=nothing", "nothing.*None", "model"),
     "reward of a wrong length": Mistake("script.py reward=short", r"short.*\b1\b", "model"),
     "reward of a missing column": Mistake("script.py reward=unknown_column", "gold", "model"),
-    "wrong address": Mistake(f"{ASK} --environment-base-url $CLOSED", "connect", "model"),
+    "wrong address": Mistake(
+        f"{ASK} --environment-base-url $CLOSED", "does not answer.*--environment-base-url", "model"
+    ),
     "wrong key": Mistake(f"{ASK} --environment-base-url $REFUSING", "key", "model"),
     "no key": Mistake(
         f"evolve {OWN} {MODELS} --problems-per-step 4 --output-dir runs/keyless", "OPENAI_API_KEY"
@@ -397,7 +410,9 @@ MISTAKES = {
         " --output-dir=runs/poor",
         "below the least useful one",
     ),
-    "resumed without its adapter": Mistake("resumed.py", "adapter.*peft_config", "model"),
+    "resumed without its adapter": Mistake(
+        "resumed.py", "adapter.*peft_config", "LoRA run with a checkpoint"
+    ),
     "agent that returns nothing": Mistake(
         f"train agent --program own:forgetful {OWN} --reward own:flat --model_name_or_path model"
         " --use_cpu true --bf16 false --num_generations 4 --per_device_train_batch_size 8"

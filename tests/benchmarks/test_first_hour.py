@@ -27,13 +27,16 @@ def test_there_are_thirty_mistakes_and_each_needs_a_part():
 def test_a_silent_or_long_mistake_is_counted(monkeypatch, capsys):
     outcomes = {
         "check-env": (0, "", 1.0),
-        "ask": (1, "cannot connect\n" * 4, 1.0),
+        "ask": (1, "it does not answer: see --environment-base-url\n" * 4, 1.0),
         "model.py": (0, "", 1.0),
     }
     monkeypatch.setattr(first_hour, "run_line", lambda words, folder: outcomes[words[0]])
     results = first_hour.play(["missing file", "wrong address"], log=lambda line: None)
     assert (results["long_errors"], results["silent"], [*results["parts"]]) == (1, 1, ["model"])
-    assert results["mistakes"]["wrong address"]["said"] == ["cannot connect"] * 4
+    assert (
+        results["mistakes"]["wrong address"]["said"]
+        == ["it does not answer: see --environment-base-url"] * 4
+    )
 
 
 @pytest.mark.parametrize(("status", "silent"), [(0, 0), (1, 1)])

@@ -197,8 +197,14 @@ class TrainerJob(ReinforceJob):
 
     def step(self, train_data: list[dict[str, Any]], train_data_format: Any = None) -> None:
         entries = [entry for group in train_data for entry in group["group"]]
-        for entry in entries:
-            self.provider.add(entry["messages"], entry["completion"]["content"], entry["reward"])
+        try:
+            for entry in entries:
+                self.provider.add(
+                    entry["messages"], entry["completion"]["content"], entry["reward"]
+                )
+        except ValueError:
+            self.terminate()  # DSPy ends here, and the training must not wait for it
+            raise
         self.provider.sampled.clear()
         run(self.provider.send([entry["messages"] for entry in entries]))
         self.steps += 1

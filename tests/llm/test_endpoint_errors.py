@@ -224,10 +224,8 @@ def test_patience_ends(caplog):
     assert sum("is down" in message for message in caplog.messages) == 1, "a wait is not silent"
 
 
-def test_a_dead_server_costs_the_patience_once(caplog, monkeypatch):
+def test_a_dead_server_costs_the_patience_once(caplog):
     """Calls after the first two wait no more, nor do those of another model at the same address."""
-    # A training that another test has left running in this process would wait for each call.
-    monkeypatch.setattr("agentic_prompting.llm.circuit_breaker._patient_runs", 0)
     with MisbehavingServer() as server:
         options = {"max_retries": 2, "patience": 1, "max_concurrency": 2}
         with (

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from argparse import SUPPRESS
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -111,9 +110,10 @@ class OptionParser(HfArgumentParser):
         typed_options = [word.partition("=")[0] for word in typed_words]
         for option in dict.fromkeys(typed_options):
             action = self._option_string_actions.get(option)
-            keeps_last = action is not None and action.nargs == "+"
-            keeps_last = keeps_last and not isinstance(action, argparse._ExtendAction)
-            if keeps_last and typed_options.count(option) > 1:
+            takes_list = action is not None and action.nargs == "+"
+            # Some lists are extended each time; of the others only the last one counts.
+            is_extended = isinstance(action, argparse._ExtendAction)
+            if takes_list and not is_extended and typed_options.count(option) > 1:
                 raise ValueError(
                     f"{option} is given {typed_options.count(option)} times: write all its values "
                     f"after one {option}, as in {option} A B"
@@ -146,7 +146,7 @@ class OptionParser(HfArgumentParser):
         """Leave options out of the help."""
         for action in self._actions:
             if action.dest in names:
-                action.help = SUPPRESS
+                action.help = argparse.SUPPRESS
 
     def check_names(self, arguments: Sequence[str]) -> None:
         """Raise `ValueError` for an option that does not exist, with the nearest one.

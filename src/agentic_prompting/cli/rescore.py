@@ -41,10 +41,10 @@ SETTINGS = (RescoreOptions,)  # the parser returns an object of each
 def rescore(arguments: Sequence[str]) -> int:
     """Compute the rewards of stored rollouts anew, by another reward function.
 
-    Nothing is generated. Of a training run, prints the mean reward before and after, and their
-    difference paired by rollout, with 95 % intervals over questions, of training and of each
-    evaluation. Writes RUN/rescored/NAME.jsonl, a line for each rollout. RUN may also be the folder
-    of `evaluate --run`, RUN/evaluation: prints the mean reward of each system, and its difference
+    Nothing is generated. For a training run it prints the old and the new mean reward and their
+    difference, paired by rollout, for training and for each evaluation, with 95 % intervals over
+    questions; RUN/rescored/NAME.jsonl gets a line for each rollout. For the answers of
+    `evaluate --run`, in RUN/evaluation, it prints the mean reward of each system and its difference
     from the first one, paired by question. A rollout that failed stays without a reward.
     """
     parser = OptionParser("rescore", SETTINGS, rescore.__doc__, words="RUN")

@@ -14,7 +14,8 @@ from .evaluate import Evaluation
 from .metrics import METRICS, Encoder, Metric, find_metrics
 from .scoring import SYSTEM_METRICS, summarise
 
-_SUMMARY = "run.json"
+RUN_FILE = "run.json"
+"""The file of a finished evaluation in its folder."""
 
 
 def save_run(folder: str | Path, evaluation: Evaluation) -> None:
@@ -35,7 +36,7 @@ def save_run(folder: str | Path, evaluation: Evaluation) -> None:
                 origin = {"system": result.system, "task": result.task, "metric": name}
                 values.append({**origin, "by_question": list(result.values[name].items())})
     summary = {"metrics": metric_names, "fit_calls": fit_calls, "values": values}
-    atomic_write(Path(folder) / _SUMMARY, json.dumps(summary, indent=2) + "\n")
+    atomic_write(Path(folder) / RUN_FILE, json.dumps(summary, indent=2) + "\n")
 
 
 def load_run(
@@ -56,9 +57,9 @@ def load_run(
         `ValueError`: If one of its files is broken.
     """
     # Read the summary that `save_run` wrote, and the answers.
-    path = Path(folder) / _SUMMARY
+    path = Path(folder) / RUN_FILE
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no finished evaluation: there is no {_SUMMARY}")
+        raise FileNotFoundError(f"{folder} holds no finished evaluation: there is no {RUN_FILE}")
     summary = json.loads(path.read_text(encoding="utf-8"))
     records = read_records(sorted(Path(folder).rglob("*.jsonl")))
 

@@ -21,7 +21,7 @@ from typing import Any
 from ..environments import Worker
 from ..evaluation import bootstrap_interval
 from ..llm.budget import find_price, price_tokens
-from ..llm.numbers import count_in_words
+from ..llm.numbers import count_in_words, format_usd
 from ..records import Record
 from ..rollout import read_rollouts
 from .virtual_clock import Pace, run_on_virtual_clock
@@ -162,7 +162,7 @@ def _tokens_in_words(tokens: float) -> str:
 def _dollars_in_words(dollars: float) -> str:
     """Dollars with cents, or with four digits if they are less than a dollar."""
     if 0 < dollars < 1:
-        return f"${dollars:.4f}"
+        return f"${format_usd(dollars)}"
     return f"${dollars:,.2f}"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from ..evaluation import METRICS, Evaluation, find_metrics
 from ..evaluation.answer_records import is_answered, row_index_of
 from ..evaluation.intervals import estimate_mean
+from ..evaluation.saved_runs import RUN_FILE
 from ..evaluation.scoring import Result, score_records, summarise
 from ..records import Record
 from .sound_records import read_sound_answers
@@ -31,7 +32,7 @@ def read_evaluation(folder: Path) -> Evaluation | None:
     metrics that need no model; `None` if there is none.
     """
     # With a `run.json` the answers may also be in folders below.
-    saved = read_json_object(folder / "run.json")
+    saved = read_json_object(folder / RUN_FILE)
     records: list[Record] = []
     for path in sorted(folder.rglob("*.jsonl") if saved else folder.glob("*.jsonl")):
         records += read_sound_answers(path)

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..evaluation import Estimate, paired_difference
 from ..evaluation.intervals import estimate_mean
+from ..evaluation.saved_runs import RUN_FILE
 from ..llm import run as run_on_loop
 from ..llm.guard import call_guarded, place_of
 from ..llm.numbers import finite_float
@@ -43,9 +44,6 @@ Pair = tuple[Record, Mapping[str, Any]]
 
 FOLDER = "rescored"
 """The folder of the files, in that of the run or the evaluation."""
-
-EVALUATION_FILE = "run.json"
-"""The file of a finished evaluation that lists its systems and tasks; see [`save_run`]."""
 
 # Columns of a row that every record has.
 _ROW_COLUMNS = ("id", "question", "answers", "task", "environment", "workers", "budget")
@@ -259,7 +257,7 @@ def rescore_answers(
     weights = _read_weights(weights, len(named_functions))
 
     # The systems of the table, in its order. Those that are no agents have no rollouts.
-    system_names = list(read_json_object(folder / EVALUATION_FILE).get("fit_calls") or {})
+    system_names = list(read_json_object(folder / RUN_FILE).get("fit_calls") or {})
     answers: list[Record] = []
     for path in sorted(folder.rglob("*.jsonl")):
         answers += [answer for answer in read_sound_answers(path) if _has_rollout(answer)]
@@ -308,7 +306,7 @@ def rescore_answers(
 def is_evaluation(folder: str | Path) -> bool:
     """Whether a folder is that of a finished evaluation, and not of a training run."""
     folder = Path(folder)
-    return (folder / EVALUATION_FILE).is_file() and not (folder / "rollouts").is_dir()
+    return (folder / RUN_FILE).is_file() and not (folder / "rollouts").is_dir()
 
 
 def _has_rollout(answer: Record) -> bool:

@@ -342,7 +342,6 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
 
         # The current batch; see `_processing`.
         self._batch: Batch | None = None
-        self._eval_batches = 0
         # Of each batch of an evaluation: its rollouts, and those with a reward.
         self._eval_rollout_counts: list[int] = []
         self._eval_scored_counts: list[int] = []
@@ -504,7 +503,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         else:
             mode = "eval"
             # Evaluations number their batches themselves, and may have groups of another size.
-            index_in_step = self._eval_batches
+            index_in_step = len(self._eval_rollout_counts)
             group_size = args.num_generations_eval or args.num_generations
         return BatchPosition(
             seed=args.seed,
@@ -577,7 +576,6 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         summary = self.monitor.process(batch, rewards, self.args.reward_weights)
         self.log_batch(batch.position.mode, summary.metrics)
         if not batch.position.is_training:
-            self._eval_batches += 1
             self._eval_rollout_counts.append(len(summary.totals))
             self._eval_scored_counts.append(int((~summary.totals.isnan()).sum()))
             self.log_batch("eval", pass_at_k_metrics(rewards[:, 0], batch.position.group_size))
@@ -900,7 +898,6 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """As [`~trl.GRPOTrainer`]'s. All evaluations sample with the same seeds."""
-        self._eval_batches = 0
         self._eval_rollout_counts = []
         self._eval_scored_counts = []
         with job_span("evaluation", self.state.global_step, self.accelerator):

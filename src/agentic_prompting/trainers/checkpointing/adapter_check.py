@@ -28,8 +28,7 @@ _COMPARED_SETTINGS = (
 
 
 def check_adapter(checkpoint: Path, model: nn.Module) -> None:
-    """Raise if a checkpoint has an adapter and the model has none, or another one, or the other way
-    round.
+    """Raise if a checkpoint and the model to be trained do not have the same adapter, or both none.
 
     Args:
         checkpoint (`Path`): The checkpoint to resume from.

@@ -415,6 +415,26 @@ def test_names_that_a_command_looks_up_are_listed(tmp_path):
 
 
 @needs_sandbox
+@pytest.mark.parametrize("highest", range(88, 98))
+def test_any_number_of_open_files_leaves_room_for_the_dns_socket(tmp_path, highest):
+    """The sandbox inherits descriptors of any number, here of some around 100."""
+    held = [os.dup(0)]
+    while held[-1] < highest:
+        held.append(os.dup(0))
+    try:
+        rollout, _ = play_program(
+            script(tmp_path, "print(ask())"),
+            workspace=Workspace(on_dns_lookup=[].append),
+            n=1,
+            timeout=20,
+        )
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+    assert rollout.answer == "hello", rollout.error
+
+
+@needs_sandbox
 def test_many_at_once(tmp_path):
     rollouts, _ = play_program(script(tmp_path, "print(ask())"), workspace=WORKSPACE, n=16)
     assert [rollout.answer for rollout in rollouts] == ["hello"] * 16 and not left_over()

@@ -74,7 +74,8 @@ class BubblewrapSandbox:
         network (`bool`, *optional*, defaults to `False`): Whether it has the system's network.
         dns_settings (`Path`, *optional*): A `resolv.conf` that takes the place of the system's.
         dns_listener (`Sequence[str]`, *optional*): A command that opens the port of DNS in the
-            sandbox's network, and then executes the command that follows.
+            sandbox's network, and then executes the command that follows, with the descriptor of
+            its socket as a last argument.
     """
 
     tmp: Path

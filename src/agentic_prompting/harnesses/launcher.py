@@ -1,7 +1,10 @@
 """Runs inside the sandbox of a rollout and starts its command; uses the standard library alone.
 
-    python -I -S -c TEXT_OF_THIS_FILE CHANNEL                 # the descriptor of a Unix socket to the trainer
+    python -I -S -c TEXT_OF_THIS_FILE CHANNEL [DNS_SOCKET]    # descriptors
     python -I -S -c TEXT_OF_THIS_FILE listen-dns COMMAND ...  # before the sandbox: opens the port of DNS
+
+CHANNEL is a Unix socket to the trainer. DNS_SOCKET is what `listen-dns` has opened: it adds the
+descriptor to the end of its command, which is this program again.
 
 The trainer sends a plan (a line of JSON). The launcher opens the sockets of the rollout's network,
 sends them to the trainer, and waits for a byte: only then does the command start. Its text is
@@ -24,8 +27,6 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
-# The socket at the port of DNS, handed from one command to the next.
-DNS_DESCRIPTOR = 100
 LIMITS = {
     "core": resource.RLIMIT_CORE,
     "data": resource.RLIMIT_DATA,
@@ -39,14 +40,14 @@ def main() -> None:
     """Start the command of a plan.
 
     The plan has `command`, `limits` (by the names in `LIMITS`), `port` (0: the network is not the
-    rollout's own), `records_dns` (whether `listen-dns` has opened a socket), and `supervises`
-    (whether this process has to end what the command leaves behind).
+    rollout's own), and `supervises` (whether this process has to end what the command leaves
+    behind).
     """
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel, *dns_sockets = [socket.socket(fileno=int(number)) for number in sys.argv[1:]]
     plan = read_plan(channel)
 
     # Open the sockets and send them to the trainer, which is outside of this network.
-    sockets = open_sockets(plan)
+    sockets = [*listen_for_gateway(plan["port"]), *dns_sockets]
     descriptors = [network_socket.fileno() for network_socket in sockets]
     if descriptors:
         socket.send_fds(channel, [b"ready"], descriptors)
@@ -78,27 +79,25 @@ def read_plan(channel: socket.socket) -> dict[str, Any]:
     return plan
 
 
-def open_sockets(plan: dict[str, Any]) -> list[socket.socket]:
-    """Listen at the address of the gateway; if lookups are recorded, the port of DNS is open
-    already.
-    """
-    sockets = []
-    if plan["port"]:
-        sockets.append(socket.create_server(("127.0.0.1", plan["port"]), backlog=128))
-    if plan["records_dns"]:
-        sockets.append(socket.socket(fileno=DNS_DESCRIPTOR))
-    return sockets
+def listen_for_gateway(port: int) -> list[socket.socket]:
+    """Listen at the address of the gateway; nowhere if the port is 0."""
+    if not port:
+        return []
+    return [socket.create_server(("127.0.0.1", port), backlog=128)]
 
 
 def listen_for_dns(command: list[str]) -> NoReturn:
-    """Open the port of DNS, and execute a command that inherits the socket."""
+    """Open the port of DNS, and execute a command that inherits the socket.
+
+    The socket's descriptor becomes the command's last argument. A number fixed in advance could be
+    that of another descriptor which the command inherits.
+    """
     dns_socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     dns_socket.bind(("127.0.0.1", 53))
-    # At a fixed number, the socket survives the commands between here and the launcher.
-    os.dup2(dns_socket.fileno(), DNS_DESCRIPTOR)
+    dns_socket.set_inheritable(True)
     # The command does not get the capability for this port.
     call_prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
-    os.execvp(command[0], command)
+    os.execvp(command[0], [*command, str(dns_socket.fileno())])
 
 
 def call_prctl(option: int, value: int) -> None:

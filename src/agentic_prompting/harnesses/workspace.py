@@ -386,7 +386,6 @@ class RolloutWorkspace:
             "command": list(command),
             "limits": limits,
             "port": _PORT if self.has_own_network else 0,
-            "records_dns": self.records_dns,
             "supervises": not self.is_confined,
         }
 

@@ -22,6 +22,9 @@ Protocol, written before any run of the reported seed.
    share of questions in which the agent asks; how many children there were.
 5. Seed 1011; tuning seed 1, about countries, on which two steps of each mode were run to see that
    it works (exact match .03 before, .31 after two steps of joint); nothing was changed after them.
+   Seeds 1012 and 1013 were added on 29 November 2026, before their runs. Nothing was changed but
+   the context of the reflector's server, 4,096 tokens: with 1,024 it had cut off half of the
+   reflector's replies in *prompts alone*.
 6. Expected: weights alone and joint gain over the warm start with an interval above 0; prompts
    alone gain less than weights alone, because a model of this size hardly follows a system prompt.
    Whether joint is above or below weights alone is open. The figures are printed whatever they are.
@@ -47,7 +50,7 @@ from agentic_prompting.sandbox.library import Library, brief_answer_reward, coun
 from benchmarks.lab import RECORDS, Records, correct, log, markdown, quiet, share
 from benchmarks.real.small_agent import connect, score_cells, train_adapter
 
-SEEDS = (1011,)
+SEEDS = (1011, 1012, 1013)
 TUNING_SEEDS = (1,)
 QUESTIONS = 128
 TUNING_QUESTIONS = 32

@@ -6,14 +6,11 @@ import asyncio
 import json
 import random
 import re
-from pathlib import Path
 
 import pytest
 
 from agentic_prompting.evolution import (
-    EvolutionStopped,
     EvolveConfig,
-    EvolveRun,
     Population,
     SystemPrompt,
     evolve,
@@ -31,7 +28,6 @@ from agentic_prompting.llm import (
     start,
 )
 from agentic_prompting.rewards import AccuracyJudge, exact_match_reward
-from agentic_prompting.rollout import FreeText
 from support.evolving import ROOT, ROWS, SETTINGS, WORDS, Policy, reflect, run
 from support.misbehaving import MisbehavingServer
 
@@ -87,22 +83,6 @@ def test_crossover_unites_what_two_prompts_know():
     assert (
         result.population.rating(child).sigma < mutation_rating(result.population.rating(2)).sigma
     ), "three say more"
-
-
-def test_every_row_once_a_pass_and_every_sample_new():
-    policy = Policy()
-    result = run(policy)
-    assert len(policy.seen) == policy.calls == sum(len(log.prompts) for log in result.steps) * 6 * 4
-    evolution = EvolveRun(
-        policy, policy, ROWS, exact_match_reward, ROOT, EvolveConfig(problems_per_step=5)
-    )
-    passes = []
-    for step in range(4):
-        evolution.logs = [None] * step
-        passes.append(evolution._draw_rows())
-    assert [epoch for epoch, _ in passes] == [0, 0, 1, 1]
-    first, second = ({row["question"] for row in rows} for _, rows in passes[:2])
-    assert not first & second
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, caplog):
@@ -228,19 +208,6 @@ def test_it_stops_with_what_it_has_when_the_money_is_spent(tmp_path):
     assert 0 < len(spent.steps) < 12
     whole = run(checkpoint=path)
     assert whole.steps == run().steps, "the step that failed is done anew, from the same state"
-
-
-def test_it_stops_when_too_much_fails():
-    down = Policy(fail=lambda number: ServerFailed("down", "there") if number > 100 else None)
-    result = run(down)
-    assert re.search(
-        r"% of the rollouts have no reward \(max_failed_share=50%\): down", result.stopped
-    )
-    evolution = EvolveRun(down, down, ROWS, exact_match_reward, ROOT, SETTINGS)
-    before = evolution.state_dict()
-    with pytest.raises(EvolutionStopped):
-        asyncio.run(evolution.step())
-    assert {**evolution.state_dict(), "usage": 0} == {**before, "usage": 0}
 
 
 def test_a_reference_that_never_answers_leaves_the_population_as_it_was():
@@ -511,49 +478,6 @@ def test_a_wrong_type_is_one_clear_error(wrong, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_deterministic_policy_is_told(caplog):
-    """Nothing to compare, so nothing to learn from: said at once, and what to do about it."""
-    same = ScriptedChat(lambda messages: "<answer>river 1</answer>")
-    result = evolve(
-        same, ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, EvolveConfig(steps=3)
-    )
-    assert {
-        o["reason"] for log in result.steps for o in log.operators if o["operator"] == "mutation"
-    } == {"no_evidence"}
-    assert all(
-        "gave the same reply in all 5 attempts" in log.note and "temperature" in log.note
-        for log in result.steps
-    )
-    assert [record.message for record in caplog.records if "evidence" in record.message] == [
-        f"no evidence at step 0: {result.steps[0].note}",
-        f"nothing was learned: no step had evidence; {result.steps[0].note}",
-    ]
-    untagged = ScriptedChat(lambda messages: random.choice(["a", "b"]))
-    note = (
-        evolve(
-            untagged, ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, EvolveConfig(steps=1)
-        )
-        .steps[0]
-        .note
-    )
-    assert "found no answer in any reply" in note and "grammar" in note
-    assert EvolveConfig(grammar="free").grammar == FreeText()
-    right = lambda **columns: [1.0] * len(columns["completions"])  # noqa: E731
-    note = (
-        evolve(Policy(), ScriptedChat(reflect), ROWS, right, ROOT, EvolveConfig(steps=1))
-        .steps[0]
-        .note
-    )
-    assert "every attempt at every problem got the reward 1" in note
-    half = lambda **columns: [0.5] * len(columns["completions"])  # noqa: E731
-    note = (
-        evolve(Policy(), ScriptedChat(reflect), ROWS, half, ROOT, EvolveConfig(steps=1))
-        .steps[0]
-        .note
-    )
-    assert "same reward" in note
-
-
 def test_a_run_that_cost_nothing_binds_no_policy(tmp_path, caplog):
     """A misspelt name of the policy, corrected in the same command."""
 
@@ -695,126 +619,6 @@ def test_other_held_out_rows_are_measured_anew(tmp_path, caplog):
     run(idle, config, checkpoint=path, eval_rows=others[::-1])
     assert idle.calls == 0
     assert "held-out rows" not in caplog.text
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        lambda rows: [*rows[:-1], {**rows[-1], "answers": ["another"]}],
-        lambda rows: [*rows, {"question": "Which city is number 9?", "answers": ["city 9"]}],
-    ],
-)
-def test_a_run_resumes_with_its_training_rows(tmp_path, changed):
-    path = tmp_path / "state.json"
-    resume = lambda rows, config: evolve(  # noqa: E731
-        policy, ScriptedChat(reflect), rows, exact_match_reward, ROOT, config, checkpoint=path
-    )
-    policy = Policy()
-    resume(ROWS, EvolveConfig(**{**vars(SETTINGS), "steps": 2}))
-    calls = policy.calls
-    with pytest.raises(ValueError, match=r"state\.json cannot be resumed: the training rows"):
-        resume(changed(ROWS), SETTINGS)
-    assert policy.calls == calls
-    assert len(resume(ROWS[::-1], SETTINGS).steps) == SETTINGS.steps
-
-
-@pytest.mark.parametrize("name", ["policy", "reward", "grammar"])
-def test_a_run_resumes_with_its_scoring(tmp_path, name):
-    """Otherwise held-out scores of one policy, reward or grammar stand beside those of another."""
-
-    class Named(Policy):
-        model = "small"
-
-    class Other(Policy):
-        model = "large"
-
-    def half_reward(completions, **columns):
-        return [0.5] * len(completions)
-
-    path = tmp_path / "state.json"
-    config = EvolveConfig(**{**vars(SETTINGS), "steps": 1})
-    arguments = {
-        "policy": Named(),
-        "reference": ScriptedChat(reflect),
-        "rows": ROWS,
-        "reward": exact_match_reward,
-        "prompt": ROOT,
-        "config": config,
-    }
-    evolve(**arguments, checkpoint=path)
-    other = {
-        "policy": {"policy": Other()},
-        "reward": {"reward": half_reward},
-        "grammar": {"config": EvolveConfig(**{**vars(config), "grammar": "free"})},
-    }
-    with pytest.raises(ValueError, match=f"cannot be resumed: the {name} of the saved run"):
-        evolve(**{**arguments, **other[name]}, checkpoint=path)
-
-
-REWARD = """
-def reward(completions, answers, price, **columns):
-    if DISCOUNT == 0 and Path("broken").exists():
-        raise KeyError("price")
-    return [float(a[0] in c[0]["content"]) for c, a in zip(completions, answers)]
-"""
-
-
-@pytest.fixture
-def resume_with(tmp_path, monkeypatch):
-    """Runs and resumes an evolution, with parts that may be changed."""
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "my_reward.py"
-
-    def resume(steps, discount=0, price=1, comment="", **settings):
-        file.write_text(comment + REWARD.replace("DISCOUNT", str(discount)))
-        names = {"__name__": "my_reward", "Path": Path}
-        exec(compile(file.read_text(), str(file), "exec"), names)
-        rows = [{**row, "price": price} for row in ROWS]
-        config = EvolveConfig(**{**vars(SETTINGS), "steps": steps, **settings})
-        path = tmp_path / "state.json"
-        return evolve(
-            Policy(), ScriptedChat(reflect), rows, names["reward"], ROOT, config, checkpoint=path
-        )
-
-    return resume
-
-
-@pytest.mark.parametrize(
-    "change, named",
-    [
-        ({"discount": 1}, "code of the reward"),
-        ({"price": 2}, "columns that the reward reads"),
-        ({"policy_sampling": {"temperature": 0.5}}, "sampling options"),
-        ({"prompt_template": "Q: {question}"}, "prompt_template"),
-        ({"prompt_place": "user"}, "prompt_place"),
-    ],
-)
-def test_what_ratings_depend_on_stays(resume_with, change, named):
-    """Otherwise ratings of two rewards or two policies stand beside each other."""
-    resume_with(1)
-    with pytest.raises(ValueError, match=f"cannot be resumed: the {named}"):
-        resume_with(2, **change)
-    assert len(resume_with(2, comment="# A remark.\n", max_words=99).steps) == 2
-
-
-def test_a_reward_that_failed_may_be_mended(resume_with):
-    """Its earlier steps were paid for."""
-    resume_with(1)
-    Path("broken").touch()
-    with pytest.raises(KeyError):
-        resume_with(2)
-    assert len(resume_with(2, discount=1).steps) == 2
-    with pytest.raises(ValueError, match="code of the reward"):
-        resume_with(3, discount=2)
-
-
-def test_a_state_without_inputs_resumes(tmp_path):
-    path = tmp_path / "state.json"
-    run(config=EvolveConfig(**{**vars(SETTINGS), "steps": 2}), checkpoint=path)
-    state = json.loads(path.read_text())
-    del state["inputs"]
-    path.write_text(json.dumps(state))
-    assert run(checkpoint=path).steps == run().steps
 
 
 def test_feedback_of_the_reward_is_read_by_the_reference():

@@ -4,7 +4,9 @@ No torch, no trl: [`ESPLTrainer`] uses this package beside the weight update, [`
 one.
 """
 
-from .evolve import EvolutionStopped, EvolveResult, EvolveRun, StepLog, evolve
+from .evolve import evolve
+from .evolve_result import EvolveResult, StepLog
+from .evolve_run import EvolutionStopped, EvolveRun
 from .journal import EvolutionJournal, attempt_records, journal_beside, read_journal
 from .least_budget import LeastBudget, estimate_least_budget
 from .lineage import Lineage, lineage_of, plot_lineage, read_lineage

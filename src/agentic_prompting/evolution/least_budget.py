@@ -75,10 +75,10 @@ def estimate_least_budget(
     The price of a model is its attribute `price`, as [`OpenAIChat`] has it.
     """
     root = prompt.best() if isinstance(prompt, Population) else SystemPrompt.of(prompt)
-    place: Any = config.prompt_place
+    prompt_place: Any = config.prompt_place
     spec = AgentSpec(prompt_template=config.prompt_template)
     some_rows = read_problems([rows[index] for index in range(min(_ROWS, len(rows)))], "rows")
-    messages = [root.messages(spec.messages(row), place) for row in some_rows]
+    messages = [root.messages(spec.messages(row), prompt_place) for row in some_rows]
     policy_input = fmean(estimate_prompt_tokens(conversation) for conversation in messages)
     question_tokens = fmean(estimate_text_tokens(question_of(row)) for row in some_rows)
     prompt_tokens = estimate_text_tokens(root.text)

@@ -9,7 +9,7 @@ import pytest
 from agentic_prompting.environments import Worker
 from agentic_prompting.llm import OpenAIChat, Reply, Usage
 from agentic_prompting.planning import Assumptions, estimate_cost
-from agentic_prompting.planning.cost import CostEstimate, PilotFigures
+from agentic_prompting.planning.cost import CostEstimate
 from agentic_prompting.planning.virtual_clock import Pace, run_on_virtual_clock
 from agentic_prompting.rollout import (
     Observation,
@@ -147,21 +147,6 @@ def test_a_pilot_says_who_of_a_pool_is_asked(tmp_path):
     assert estimate.calls == estimate.workers["coder"].calls == 2 * 8 * 100  # two calls in one turn
     assert estimate.usd == estimate.workers["coder"].usd == pytest.approx(0.02 * 800)
     assert estimate.to_json()["workers"]["tool"] == {"calls": 0.0, "usd": 0.0}
-
-
-def test_a_program_pilot_counts_calls_of_large_llms(tmp_path):
-    """Its turns have observations as well, which are no calls."""
-    rollout = Rollout([1], row={"question": "q"})
-    for _ in range(3):
-        rollout.add_turn(Sample([5]), parse_turn("<interaction_prompt> more </interaction_prompt>"))
-        rollout.add_observation(Observation("found"), [6])
-    rollout.counts |= {"program/llm_calls": 2, "program/llm_seconds": 3.0}
-    RolloutLog(tmp_path / "rollouts").write(
-        [rollout_record(rollout.finish("answered"), mode="train", step=0)]
-    )
-    figures = PilotFigures.read(tmp_path)
-    assert figures.means["calls"] == 2
-    assert figures.means["call_seconds"] == 1.5
 
 
 def piloted(folder, questions, rollouts):

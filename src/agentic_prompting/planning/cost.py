@@ -1,6 +1,6 @@
 """Calls, tokens, dollars and hours of a run, from its configuration or from a pilot run.
 
-What neither of them says is taken from stated assumptions.
+Assumptions, which the estimate states, stand for what neither of them says.
 
 The speed of a GPU is computed from its bandwidth and FLOPs and the share of them that is assumed to
 be reached. It is not measured.
@@ -8,22 +8,16 @@ be reached. It is not measured.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import chain
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from ..environments import Worker
-from ..evaluation import bootstrap_interval
 from ..llm.budget import find_price, price_tokens
 from ..llm.numbers import count_in_words, format_usd
-from ..records import Record
-from ..rollout import read_rollouts
+from .pilot_figures import PilotFigures
 from .virtual_clock import Pace, run_on_virtual_clock
 
 MILLION = 1e6
@@ -291,20 +285,20 @@ def estimate_cost(
     figures = None
     if pilot is not None:
         figures = PilotFigures.read(Path(pilot))
-        assumptions = figures.replace_in(assumptions)
+        measured: dict[str, Any] = dict(figures.assumptions)
+        assumptions = replace(assumptions, **measured)
 
     calls = estimate_calls(schedule, assumptions, price, pool, figures)
     duration = estimate_duration(args, schedule, assumptions, parameters, trained, kv_bytes)
 
     # Where the figures come from, and warnings.
-    notes = describe_sources(assumptions, figures, pilot)
+    notes = describe_sources(assumptions, figures)
     if calls.has_equal_shares:
         notes.append("assumed: each worker of the pool gets the same share of the calls")
-    step_seconds = None if pilot is None else mean_step_seconds(Path(pilot))
-    if step_seconds is not None:
+    if figures is not None and figures.step_seconds is not None:
         notes.append(
-            f"the pilot's own steps took {step_seconds:.1f} s, rollouts included, with its batch "
-            "and GPUs"
+            f"the pilot's own steps took {figures.step_seconds:.1f} s, rollouts included, with its "
+            "batch and GPUs"
         )
     if "prompts_per_step" in args and args.get("mode") != "rl":
         notes.append("the calls of the reference LLM are not included")
@@ -327,16 +321,15 @@ def estimate_cost(
     )
 
 
-def describe_sources(
-    assumptions: Assumptions, figures: PilotFigures | None, pilot: str | Path | None
-) -> list[str]:
+def describe_sources(assumptions: Assumptions, figures: PilotFigures | None) -> list[str]:
     """Return notes on what a pilot measured, and on what is assumed with its values."""
     notes = []
     measured: Mapping[str, float] = {}
     if figures is not None:
         measured = figures.means
         notes.append(
-            f"measured per rollout: {', '.join(measured)}, in {pilot}: {figures.description}"
+            f"measured per rollout: {', '.join(measured)}, in {figures.folder}: "
+            f"{figures.description}"
         )
     # Every figure that no pilot measured is named with its value.
     assumed = []
@@ -552,150 +545,3 @@ def budget_warnings(
                 f"warning: {option}: {limit:g} ends after about step {last_step:,} of {steps:,}"
             )
     return warnings
-
-
-# ---- pilot runs ----
-
-
-def calls_of(record: Record) -> list[float]:
-    """Return the number of a rollout's calls of the large LLM.
-
-    A program's turns have observations, too: its own calls of large LLMs are counted beside them.
-    """
-    counts = record.get("counts", {})
-    return [float(counts.get("program/llm_calls", len(record["observations"])))]
-
-
-def call_seconds_of(record: Record) -> list[float]:
-    """Return the durations of a rollout's calls. Replayed calls are left out."""
-    counts = record.get("counts", {})
-    if "program/llm_calls" in counts:
-        calls = int(counts["program/llm_calls"])
-        return [counts["program/llm_seconds"] / calls] * calls if calls else []
-    observations = record["observations"]
-    return [observation["seconds"] for observation in observations if not observation["cached"]]
-
-
-PILOT_FIGURES: dict[str, Callable[[Record], list[float]]] = {
-    "calls": calls_of,
-    "agent_tokens": lambda record: [float(record["tokens"]["agent"])],
-    "call_seconds": call_seconds_of,
-    "usd": lambda record: [float(record["worth_usd"])],
-}
-"""The figures that are read from a rollout's record, by name."""
-
-
-@dataclass(frozen=True)
-class PilotFigures:
-    """The means of a pilot run's rollouts.
-
-    Args:
-        means (`dict[str, float]`): The mean of each of [`PILOT_FIGURES`] that the records contain.
-        intervals (`dict[str, tuple[float, float]]`): The 95 % intervals of these means.
-        workers (`dict[str, tuple[float, float]]`): Calls and dollars of each worker of a pool in a
-            rollout.
-        description (`str`): The number of rollouts and questions.
-    """
-
-    means: dict[str, float]
-    intervals: dict[str, tuple[float, float]]
-    workers: dict[str, tuple[float, float]]
-    description: str
-
-    @classmethod
-    def read(cls, folder: Path) -> PilotFigures:
-        """Read the records of a run.
-
-        Raises:
-            `ValueError`: If there is no finished training rollout.
-        """
-        # Group the finished training rollouts by question.
-        groups: dict[str, list[Record]] = {}
-        for record in read_rollouts(folder / "rollouts"):
-            is_training = record.get("mode", "train") == "train"
-            if is_training and record["status"] != "failed":
-                question = record.get("id", record.get("question", record.get("step")))
-                groups.setdefault(f"{record.get('environment')} {question}", []).append(record)
-        if not groups:
-            raise ValueError(
-                f"{folder} holds no finished rollouts: pass the folder of a training run"
-            )
-
-        # The mean of each figure over all rollouts, with an interval over questions if there are
-        # several.
-        means = {}
-        intervals = {}
-        for name, read_values in PILOT_FIGURES.items():
-            # A record may have no value for a figure: replayed calls have no duration.
-            values_by_question = []
-            for records in groups.values():
-                values = list(chain.from_iterable(map(read_values, records)))
-                if values:
-                    values_by_question.append(values)
-            all_values = list(chain.from_iterable(values_by_question))
-            is_unknown_price = name == "usd" and not any(all_values)  # recorded as 0
-            if not all_values or is_unknown_price:
-                continue
-            means[name] = fmean(all_values)
-            if len(values_by_question) > 1:
-                intervals[name] = interval_over_questions(values_by_question, means[name])
-
-        records = list(chain.from_iterable(groups.values()))
-        rollouts_in_words = count_in_words(len(records), "rollout")
-        return cls(
-            means=means,
-            intervals=intervals,
-            workers=read_worker_means(records),
-            description=f"{rollouts_in_words} of {count_in_words(len(groups), 'question')}",
-        )
-
-    def replace_in(self, assumptions: Assumptions) -> Assumptions:
-        """Return assumptions with the means of this pilot in their place."""
-        # Dollars are not an assumption: they replace the price instead.
-        measured: dict[str, Any] = dict(self.means)
-        measured.pop("usd", None)
-        return replace(assumptions, **measured)
-
-
-def read_worker_means(records: Sequence[Record]) -> dict[str, tuple[float, float]]:
-    """Return calls and dollars of each worker in a rollout. Empty for runs without a pool."""
-    calls: dict[str, float] = {}
-    dollars: dict[str, float] = {}
-    for record in records:
-        # The counts are named `workers/MEMBER` and `workers_usd/MEMBER`.
-        for name, count in record.get("counts", {}).items():
-            prefix, _, member = name.partition("/")
-            if prefix == "workers":
-                calls[member] = calls.get(member, 0.0) + count
-            elif prefix == "workers_usd":
-                dollars[member] = dollars.get(member, 0.0) + count
-    return {
-        member: (total / len(records), dollars.get(member, 0.0) / len(records))
-        for member, total in calls.items()
-    }
-
-
-def interval_over_questions(
-    values_by_question: list[list[float]], mean: float
-) -> tuple[float, float]:
-    """Return the bootstrap interval of a mean over rollouts, resampling whole questions."""
-    # A question with more rollouts weighs more in the mean, so it deviates more here too.
-    mean_count = sum(len(values) for values in values_by_question) / len(values_by_question)
-    contributions = []
-    for values in values_by_question:
-        deviation = sum(value - mean for value in values)
-        contributions.append(mean + deviation / mean_count)
-    estimate = bootstrap_interval(contributions)
-    return estimate.low, estimate.high
-
-
-def mean_step_seconds(folder: Path) -> float | None:
-    """Return the mean duration of a step in a run's log, `None` if it is not logged."""
-    seconds = []
-    # A log that is missing or damaged counts as far as it can be read.
-    with suppress(OSError, ValueError):
-        for line in (folder / "rollouts" / "log.jsonl").read_text(encoding="utf-8").splitlines():
-            step_time = json.loads(line).get("step_time")
-            if isinstance(step_time, int | float):
-                seconds.append(step_time)
-    return fmean(seconds) if seconds else None

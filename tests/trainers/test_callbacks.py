@@ -296,7 +296,7 @@ def test_the_log_is_on_the_disk_at_once(tiny_policy, rows, tmp_path):
 
 @pytest.mark.parametrize(
     ("cost", "shown"),
-    [(0.0004, "$0.0004"), (0.0123, "$0.012"), (3.456, "$3.456"), (42.1234, "$42.12")],
+    [(0.0000046, "$0.0000046"), (0.0004, "$0.00040"), (0.0123, "$0.0123"), (3.456, "$3.4560")],
 )
 def test_small_costs_are_shown_with_more_digits(cost, shown):
     assert (

@@ -35,6 +35,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from ..evolution import Population, lineage_of, plot_lineage
+from ..llm.numbers import format_usd
 from ..records import RecordFile
 from ..rewards import PromptR1Reward
 from ..rewards.qa import is_scorable
@@ -88,21 +89,12 @@ def log_line(logs: Mapping[str, float], step: int) -> str:
         hides_zero = value_format in ("{:.0%}", "$")
         if value is None or (value == 0 and hides_zero):
             continue
-        text = format_dollars(value) if value_format == "$" else value_format.format(value)
+        text = f"${format_usd(value)}" if value_format == "$" else value_format.format(value)
         parts.append(f"{label} {text}")
     if not parts:
         return ""
     start = "evaluation at " if is_evaluation else ""
     return f"{start}step {step}: {', '.join(parts)}"
-
-
-def format_dollars(cost: float) -> str:
-    """Return a cost in dollars, with more digits for smaller amounts."""
-    if cost < 0.001:
-        return f"${cost:.4f}"
-    if cost < 10:
-        return f"${cost:.3f}"
-    return f"${cost:.2f}"
 
 
 def hide_library_bars() -> None:

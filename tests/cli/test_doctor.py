@@ -354,6 +354,13 @@ def test_10_an_unsupported_vllm(doctor, monkeypatch):
         assert finding["level"] == level
 
 
+def test_a_selection_rule_of_ones_own_is_accepted(doctor, config, tmp_path):
+    (tmp_path / "own_rules.py").write_text("def newest(members, k, rng):\n    return [0]\n")
+    file = config("espl/sandbox.yaml", selection="own_rules.py:newest")
+    _, findings = doctor("--config", file)
+    assert findings["values"][0]["level"] == "ok"
+
+
 def test_11_a_missing_extra(doctor, config, monkeypatch):
     missing(monkeypatch, "prometheus-client", "math-verify", "vllm")
     status, findings = doctor()

@@ -30,7 +30,7 @@ from ..llm.types import cost_in_words
 from ..records import atomic_write, only_writer
 from ..rollout import TagGrammar
 from .headroom_pointer import point_to_headroom
-from .loader import REWARDS, load_reward, register_selections
+from .loader import REWARDS, load_reward, register_selection
 from .option_parser import OptionParser
 from .options import (
     JSON_HELP,
@@ -80,12 +80,19 @@ class EvolveOptions(HeldOutRows, Spending, ReferenceModel, Tracing):
 
 @dataclass
 class EvolveSettings(EvolveConfig):
-    """[`EvolveConfig`] with a grammar that is named by a word."""
+    """[`EvolveConfig`] with a grammar that is named by a word, and a selection rule that may be
+    named by module:name.
+    """
 
     grammar: str = option(
         "Where a reply's answer is: between tags; free, the whole reply; marked, after 'Answer:'.",
         "tags",
     )
+
+    def __post_init__(self) -> None:
+        # A rule of your own has to be known before its name is checked.
+        register_selection(self.selection)
+        super().__post_init__()
 
 
 SETTINGS = (EvolveOptions, EvolveSettings)  # the parser returns an object of each
@@ -129,8 +136,6 @@ def evolve(arguments: Sequence[str]) -> int:
     """Evolve the system prompt of a closed model (E-SPL without weights); run again, a stopped run
     goes on.
     """
-    # A selection rule of your own has to be known before the settings, which check its name.
-    register_selections(arguments)
     options, config = OptionParser("evolve", SETTINGS, evolve.__doc__).parse(arguments)
     folder = options.output_dir
     check_options(options, config)

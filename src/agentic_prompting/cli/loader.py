@@ -7,7 +7,6 @@ One table for each type of part, and one loader. The current directory is import
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial, wraps
@@ -233,7 +232,7 @@ def load_score(name: str, part_type: str = "score") -> Callable[..., Any]:
     return score if is_shipped else _guard_score(score, f"the {part_type} {name}")
 
 
-def register_selection(name: str) -> None:
+def register_selection(name: str | None) -> None:
     """Make your own selection rule known by its `module:name`, under which settings and checkpoints
     keep it.
 
@@ -246,22 +245,10 @@ def register_selection(name: str) -> None:
     """
     from ..evolution.selection import SELECTION_RULES
 
-    if ":" in name and name not in SELECTION_RULES:
+    if name and ":" in name and name not in SELECTION_RULES:
         rule = _load_callable(name, "selection rule")
         # Shipped rules also take settings, which a rule of your own does not know.
         SELECTION_RULES[name] = partial(_call_rule, rule)
-
-
-def register_selections(words: Sequence[str]) -> None:
-    """[`register_selection`] for each `--selection` of a command line, which the settings are then
-    made of.
-    """
-    # Read this option alone, and leave all others to the parser of the command.
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--selection", nargs="?")
-    options, _ = parser.parse_known_args(words)
-    if options.selection:
-        register_selection(options.selection)
 
 
 def _call_rule(

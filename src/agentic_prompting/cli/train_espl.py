@@ -17,7 +17,7 @@ from ..sandbox import GuardedReflector
 from ..sandbox.results import report_guarded_run
 from ..sandbox.setup import ROOT, prepare_guarded
 from ..trainers import ESPLConfig, ESPLTrainer
-from .loader import load_object, load_rewards, text_or_file
+from .loader import load_object, load_rewards, register_selection, text_or_file
 from .options import MissingOption, ReferenceModel, option, refuse_options
 from .train_options import (
     DataAndEnvironment,
@@ -25,6 +25,16 @@ from .train_options import (
     refuse_model,
     reward_option,
 )
+
+
+@dataclass
+class ESPLRunConfig(ESPLConfig):
+    """[`ESPLConfig`] with a selection rule that may be named by module:name."""
+
+    def __post_init__(self) -> None:
+        # A rule of your own has to be known before its name is checked.
+        register_selection(self.selection)
+        super().__post_init__()
 
 
 @dataclass

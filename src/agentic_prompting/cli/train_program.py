@@ -23,7 +23,6 @@ from transformers import Trainer
 from trl import GRPOConfig, ModelConfig, get_quantization_config
 
 from ..trainers import (
-    ESPLConfig,
     MultiTurnGRPOConfig,
     PromptR1Config,
     TrainingInterrupted,
@@ -41,18 +40,17 @@ from ..trainers.checkpointing.run_folder import (
 from .extras import check_extras
 from .headroom_pointer import point_to_headroom
 from .hub import find_model
-from .loader import register_selection, register_selections
 from .option_parser import OptionParser
 from .script import run_script
 from .train_agent import AgentArguments
-from .train_espl import ESPLArguments
+from .train_espl import ESPLArguments, ESPLRunConfig
 from .train_prompt_r1 import PromptR1Arguments
 from .yaml_file import read_options
 
 METHODS: dict[str, tuple[type, type, type]] = {
     "prompt-r1": (PromptR1Arguments, PromptR1Config, ModelConfig),
     "agent": (AgentArguments, MultiTurnGRPOConfig, ModelConfig),
-    "espl": (ESPLArguments, ESPLConfig, ModelConfig),
+    "espl": (ESPLArguments, ESPLRunConfig, ModelConfig),
 }
 """The dataclasses of each method's options: its own, its trainer's, the model's."""
 
@@ -170,11 +168,6 @@ def parse_method_options(method: str, arguments: Sequence[str]) -> tuple[Any, An
     config, words = _split_config(arguments)
     words = ["--model_name_or_path" if word == "--model" else word for word in words]
     values = read_options(config) if config else {}
-
-    # A selection rule of your own has to be known before the config, which checks its name.
-    register_selections(words)
-    if isinstance(values.get("selection"), str):
-        register_selection(values["selection"])
 
     # These warn of transformers' renamed arguments, which TRL still sets under the old names.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")

@@ -74,8 +74,8 @@ def test_a_list_that_is_typed_twice_is_refused(tmp_path):
     with pytest.raises(ValueError, match="--reward") as refused:
         parser.parse(["--reward", "a", "--name", "x", "--reward=b"])
     assert "2 times" in str(refused.value)
-    words = parser.set_config({"reward": ["a", "b"]}, "file.yaml")
-    (options,) = parser.parse([*words, "--reward", "c"])
-    assert options.reward == ["c"]
+    parser.set_config({"reward": ["a", "b"]}, "file.yaml")
+    assert parser.parse([])[0].reward == ["a", "b"]
+    assert parser.parse(["--reward", "c"])[0].reward == ["c"]
     with pytest.raises(ValueError, match="--reward"):
-        parser.parse([*words, "--reward", "c", "--reward", "d"])
+        parser.parse(["--reward", "c", "--reward", "d"])

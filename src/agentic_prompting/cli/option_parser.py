@@ -63,51 +63,41 @@ class OptionParser(HfArgumentParser):
             `ValueError`: An option does not exist, or its value has the wrong type.
         """
         # Wrong names are reported before wrong values.
-        self.check_names(arguments)
+        self._check_names(arguments)
         self._check_repeated_lists(arguments)
+        # Options of the YAML file come first, so that those of the command line win.
         return self.parse_args_into_dataclasses(
-            self._with_values_of_switches(arguments),
+            [*self._config_words, *self._with_values_of_switches(arguments)],
             return_remaining_strings=True,
             look_for_args_file=False,
         )
 
-    def set_config(self, values: Mapping[str, Any], file: str) -> list[str]:
+    def set_config(self, values: Mapping[str, Any], file: str) -> None:
         """Take the options of a YAML file as TRL's parser does, with the checks of the command
-        line.
+        line, which takes precedence.
 
         Args:
             values (`Mapping[str, Any]`): The content of the file. `env` holds environment variables
                 to set.
             file (`str`): Its name, for errors.
 
-        Returns:
-            `list[str]`: Words that stand in front of those of the command line. Values that have no
-            form as words, such as mappings, are set as defaults.
-
         Raises:
             `ValueError`: An option does not exist, or is given a mapping or a list and takes
             neither.
         """
-        words: list[str] = []
         for name, value in values.items():
             if name == "env":
                 os.environ.update({variable: str(text) for variable, text in dict(value).items()})
             elif not self.is_option(name):
                 raise ValueError(f"{file}: {self._describe_unknown(str(name), dashes='')}")
             else:
-                words += self._take_value(name, value, file)
-        self._config_words = words
-        return words
+                self._config_words += self._take_value(name, value, file)
 
     def _check_repeated_lists(self, arguments: Sequence[str]) -> None:
         """Raise `ValueError` for an option with several values that is typed twice: only the last
         one would count.
         """
-        # Typed options take the place of those of a YAML file.
-        typed_words = list(arguments)
-        if typed_words[: len(self._config_words)] == self._config_words:
-            typed_words = typed_words[len(self._config_words) :]
-        typed_options = [word.partition("=")[0] for word in typed_words]
+        typed_options = [word.partition("=")[0] for word in arguments]
         for option in dict.fromkeys(typed_options):
             action = self._option_string_actions.get(option)
             takes_list = action is not None and action.nargs == "+"
@@ -148,11 +138,8 @@ class OptionParser(HfArgumentParser):
             if action.dest in names:
                 action.help = argparse.SUPPRESS
 
-    def check_names(self, arguments: Sequence[str]) -> None:
-        """Raise `ValueError` for an option that does not exist, with the nearest one.
-
-        Comes before values are read.
-        """
+    def _check_names(self, arguments: Sequence[str]) -> None:
+        """Raise `ValueError` for an option that does not exist, with the nearest one."""
         for word in arguments:
             # An option and its value may be one word, `--name=value`.
             name = word.partition("=")[0].removeprefix("--")

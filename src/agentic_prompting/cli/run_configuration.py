@@ -142,10 +142,10 @@ class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
         parser = OptionParser(
             f"train {self.method}", (arguments_class, sized_config_class, model_class)
         )
-        words = parser.set_config({**values, **on_cpu}, str(self.config))
+        parser.set_config({**values, **on_cpu}, str(self.config))
         # Nothing but the findings or the plan is to be printed.
         with contextlib.redirect_stderr(io.StringIO()):
-            arguments, config, model = parser.parse(words)
+            arguments, config, model = parser.parse([])
         return arguments, config, model
 
 

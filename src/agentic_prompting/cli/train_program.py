@@ -172,9 +172,8 @@ def parse_method_options(method: str, arguments: Sequence[str]) -> tuple[Any, An
     # These warn of transformers' renamed arguments, which TRL still sets under the old names.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     hide_library_bars()
-    # Options of the file come first, so that those of the command line win.
     parser = method_parser(method)
-    words = [*parser.set_config(values, str(config)), *words]
+    parser.set_config(values, str(config))
     try:
         script, args, model = parser.parse(words)
     except ValueError as error:

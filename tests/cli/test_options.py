@@ -5,22 +5,25 @@ from dataclasses import dataclass, field
 import pytest
 
 from agentic_prompting.cli.option_parser import OptionParser
-from agentic_prompting.cli.options import read_client_settings
+from agentic_prompting.cli.options import ClientSettings
+from agentic_prompting.llm import OpenAIChat
 
 
-def read(text):
-    return read_client_settings(text, "policy-client")
+def make_client(text):
+    return ClientSettings.read(text, "policy-client").make_client("m", "http://127.0.0.1:1/v1")
 
 
 def test_settings_are_arguments_of_the_client(monkeypatch):
     monkeypatch.setenv("MY_KEY", "sk-secret")
-    assert read(None) == read("") == {}
-    assert read("concurrency=8, rate=60,price=0.15/0.6,key=MY_KEY") == {
-        "max_concurrency": 8,
-        "requests_per_minute": 60.0,
-        "price": (0.15, 0.6),
-        "api_key": "sk-secret",
-    }
+    client = make_client("concurrency=8, rate=60,price=0.15/0.6,key=MY_KEY")
+    assert (client.max_concurrency, client.requests_per_minute) == (8, 60.0)
+    assert client.price == (0.15, 0.6)
+    assert (client.find_key(), client.key_variable) == ("sk-secret", "MY_KEY")
+    plain = OpenAIChat("m", "http://127.0.0.1:1/v1")
+    for text in (None, ""):
+        client = make_client(text)
+        for name in ("max_concurrency", "requests_per_minute", "price", "key_variable"):
+            assert getattr(client, name) == getattr(plain, name)
 
 
 @pytest.mark.parametrize(
@@ -35,13 +38,13 @@ def test_settings_are_arguments_of_the_client(monkeypatch):
 )
 def test_a_mistake_names_the_option(text, message):
     with pytest.raises(ValueError, match=message) as refused:
-        read(text)
+        make_client(text)
     assert "--policy-client" in str(refused.value)
 
 
 def test_a_key_itself_is_not_shown():
     with pytest.raises(ValueError, match="environment variable") as refused:
-        read("key=sk-abcdef123456")
+        make_client("key=sk-abcdef123456")
     assert "abcdef" not in str(refused.value)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
@@ -104,64 +104,89 @@ def refuse_all_but(options: Any, names: Collection[str], reason: str) -> None:
 
 
 def client_help(model: str) -> str:
-    """The help of an option that [`read_client_settings`] reads."""
+    """The help of an option that [`ClientSettings`] reads."""
     return f"How {model} is called: concurrency=8,rate=60,price=0.15/0.6,key=VARIABLE."
 
 
-def read_client_settings(text: str | None, name: str, with_key: bool = True) -> dict[str, Any]:
-    """Arguments of [`OpenAIChat`] from an option such as
-    `concurrency=8,rate=60,price=0.15/0.6,key=MY_KEY`.
-
-    `concurrency` is the number of calls in flight, `rate` that of requests per minute, `price` US
-    dollars per million tokens read and written, and `key` the environment variable that holds the
-    key.
+@dataclass
+class ClientSettings:
+    """How a model is called: an option such as `concurrency=8,rate=60,price=0.15/0.6,key=MY_KEY`.
 
     Args:
-        text (`str`, *optional*): The option's value.
-        name (`str`): The option, for errors.
-        with_key (`bool`, *optional*, defaults to `True`): Whether the key is read, too.
-
-    Raises:
-        `ValueError`: A setting does not exist, or its value is wrong. The message never shows a
-        value of `key`.
+        option (`str`): The name of the option, for errors.
+        concurrency (`int`, *optional*): Calls in flight.
+        rate (`float`, *optional*): Requests per minute.
+        price (`tuple[float, float]`, *optional*): US dollars per million tokens read and written.
+        key_variable (`str`, *optional*): The environment variable that holds the key.
     """
-    settings: dict[str, Any] = {}
-    for pair in (text or "").split(","):
-        setting, _, value = pair.strip().partition("=")
-        if setting == "key":
-            if with_key:
-                settings["api_key"] = read_key(value, f"--{name} key=")
-        elif setting in _CLIENT_SETTINGS:
-            argument, read_value, expected = _CLIENT_SETTINGS[setting]
+
+    option: str
+    concurrency: int | None = None
+    rate: float | None = None
+    price: tuple[float, float] | None = None
+    key_variable: str | None = None
+
+    @classmethod
+    def read(cls, text: str | None, option: str) -> ClientSettings:
+        """The settings of an option's text.
+
+        Raises:
+            `ValueError`: A setting does not exist, or its value is wrong. The message never shows a
+            value of `key`.
+        """
+        settings = cls(option)
+        for pair in (text or "").split(","):
+            name, _, value = pair.strip().partition("=")
             try:
-                settings[argument] = read_value(value)
+                if name == "concurrency":
+                    settings.concurrency = int(value)
+                elif name == "rate":
+                    settings.rate = float(value)
+                elif name == "price":
+                    input_price, _, output_price = value.partition("/")
+                    settings.price = (float(input_price), float(output_price))
             except ValueError:
-                raise ValueError(f"--{name} {setting}={value}: expected {expected}") from None
-        elif setting:
-            raise ValueError(
-                f"--{name} has no setting {setting!r}: they are concurrency, rate, price and key"
-            )
-    return settings
+                raise ValueError(
+                    f"--{option} {name}={value}: expected {_EXPECTED_VALUES[name]}"
+                ) from None
+            if name == "key":
+                settings.key_variable = value
+            elif name and name not in _EXPECTED_VALUES:
+                raise ValueError(
+                    f"--{option} has no setting {name!r}: they are concurrency, rate, price and key"
+                )
+        return settings
+
+    def make_client(self, model: str | None, base_url: str | None, **arguments: Any) -> OpenAIChat:
+        """A client with these settings and other arguments of [`OpenAIChat`].
+
+        Raises:
+            `ValueError`: The key cannot be read, or a setting is out of range.
+        """
+        from ..llm import OpenAIChat
+
+        if self.key_variable is not None:
+            arguments["api_key"] = read_key(self.key_variable, f"--{self.option} key=")
+        if self.concurrency is not None:
+            arguments["max_concurrency"] = self.concurrency
+        client = OpenAIChat(
+            str(model),
+            base_url=base_url,
+            requests_per_minute=self.rate,
+            price=self.price,
+            **arguments,
+        )
+        # Errors name the variable that was given, whatever its name looks like.
+        if self.key_variable is not None:
+            client.key_variable = self.key_variable
+        return client
 
 
-def _read_price(text: str) -> tuple[float, float]:
-    """The two prices of `0.15/0.6`."""
-    input_price, _, output_price = text.partition("/")
-    return float(input_price), float(output_price)
-
-
-_CLIENT_SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
-    "concurrency": ("max_concurrency", int, "a whole number, such as concurrency=8"),
-    "rate": ("requests_per_minute", float, "requests per minute, such as rate=60"),
-    "price": (
-        "price",
-        _read_price,
-        "US dollars per million tokens read and written, such as price=0.15/0.6",
-    ),
+_EXPECTED_VALUES = {
+    "concurrency": "a whole number, such as concurrency=8",
+    "rate": "requests per minute, such as rate=60",
+    "price": "US dollars per million tokens read and written, such as price=0.15/0.6",
 }
-"""By setting: the argument of [`OpenAIChat`], the function that reads its value, and what is
-expected.
-"""
 
 
 def read_key(variable: str, setting: str) -> str:
@@ -184,24 +209,16 @@ def read_key(variable: str, setting: str) -> str:
     return os.environ[variable]
 
 
-def _find_key_variable(text: str | None) -> str | None:
-    """The environment variable that an option such as `rate=60,key=MY_KEY` names."""
-    for pair in (text or "").split(","):
-        setting, _, value = pair.strip().partition("=")
-        if setting == "key":
-            return value
-    return None
-
-
 _ROLE_NAMES = {
     "environment": "large LLM",
+    "policy": "policy",
     "reference": "reference LLM",
     "task": "task model",
     "feedback": "feedback model",
     "optimizer": "optimizer model",
     "verifier": "verifier model",
 }
-"""What messages call the roles whose options have a shorter name."""
+"""What messages call a role, by the beginning of its options."""
 
 
 @dataclass
@@ -241,13 +258,8 @@ class Recording:
             base_url (`str`, *optional*): Its endpoint.
             role (`str`): The role whose option `ROLE_client` says how the model is called.
         """
-        from ..llm import OpenAIChat
-
-        client_text = getattr(self, f"{role}_client")
-        settings = read_client_settings(client_text, f"{role}-client")
-        client = OpenAIChat(str(model), base_url=base_url, cache=self.cache, **settings)
-        # Errors name the variable that was given, whatever its name looks like.
-        client.key_variable = _find_key_variable(client_text) or client.key_variable
+        settings = ClientSettings.read(getattr(self, f"{role}_client"), f"{role}-client")
+        client = settings.make_client(model, base_url, cache=self.cache)
         client.serve_command(self._command_role(role, client), self.endpoint_check)
         return stack.enter_context(client)
 
@@ -257,24 +269,21 @@ class Recording:
         """
         from ..llm.endpoint_check import CommandRole
 
-        name = f"the {_ROLE_NAMES.get(role, role)}"
+        name = f"the {_ROLE_NAMES[role]}"
         advice = (
             f"{name}'s options are --{role}-model, --{role}-base-url and --{role}-client "
             "(key=VARIABLE, price=0.15/0.6)"
         )
         # A role without an address is asked at OpenAI, which is rarely meant if another has one.
         if client.needs_key:
-            others = []
-            for other_option in fields(self):
-                other, is_address, _ = other_option.name.partition("_base_url")
-                has_address = is_address and getattr(self, other_option.name)
-                if has_address and getattr(self, f"{other}_model", None):
-                    others.append(other)
-            if others:
-                advice += (
-                    f"; the {_ROLE_NAMES.get(others[0], others[0])} has --{others[0]}-base-url, "
-                    f"{name} has no --{role}-base-url and is asked at {client.base_url}"
-                )
+            for other, other_name in _ROLE_NAMES.items():
+                is_named = getattr(self, f"{other}_model", None)
+                if is_named and getattr(self, f"{other}_base_url", None):
+                    advice += (
+                        f"; the {other_name} has --{other}-base-url, {name} has no "
+                        f"--{role}-base-url and is asked at {client.base_url}"
+                    )
+                    break
         return CommandRole(name, advice)
 
     def connect_role(self, stack: ExitStack, role: str) -> OpenAIChat:

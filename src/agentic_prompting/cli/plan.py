@@ -14,7 +14,7 @@ from ..evaluation.headroom_figures import HEADROOM_FILE, HeadroomFigures
 from .hub import find_model, is_hub_reachable
 from .loader import load_environment
 from .option_parser import OptionParser
-from .options import JSON_HELP, option, read_client_settings, refuse_options
+from .options import JSON_HELP, ClientSettings, option, refuse_options
 from .run_configuration import RunConfiguration
 from .terminal import show_progress
 from .yaml_file import check_options_file, read_options
@@ -169,8 +169,8 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
     if environment_model:
         # A price of the user's own comes first, as in training. Nothing is asked here.
         client_text = options.value("environment_client")
-        client = read_client_settings(client_text, "environment-client", with_key=False)
-        price = client.get("price") or find_price(environment_model)
+        settings = ClientSettings.read(client_text, "environment-client")
+        price = settings.price or find_price(environment_model)
     pool = None
     pool_problem = ""
     try:

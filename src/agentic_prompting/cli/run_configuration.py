@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .example_files import find_example
 from .option_parser import OptionParser
-from .options import EnvironmentModel, ReferenceModel, Spending, option, read_client_settings
+from .options import ClientSettings, EnvironmentModel, ReferenceModel, Spending, option
 from .yaml_file import read_options
 
 if TYPE_CHECKING:
@@ -70,22 +70,18 @@ class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
     @cached_property
     def models(self) -> dict[str, OpenAIChat]:
         """The large LLMs that are named, by role."""
-        from ..llm import OpenAIChat
-
         models = {}
         for role in ("environment", "reference"):
             name = self.value(f"{role}_model")
             if name:
-                client = f"{role}_client"
-                settings = read_client_settings(self.value(client), client.replace("_", "-"))
+                settings = ClientSettings.read(self.value(f"{role}_client"), f"{role}-client")
                 # Without retries, one call shows whether the endpoint works.
-                models[role] = OpenAIChat(
-                    str(name),
-                    base_url=self.value(f"{role}_base_url"),
+                models[role] = settings.make_client(
+                    name,
+                    self.value(f"{role}_base_url"),
                     timeout=LLM_TIMEOUT,
                     max_retries=0,
                     patience=1,
-                    **settings,
                 )
         return models
 

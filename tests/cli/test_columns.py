@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from agentic_prompting.agent import PromptAgent
-from agentic_prompting.cli.own_rows import choose_columns
+from agentic_prompting.cli.own_rows import RowsFile
 from agentic_prompting.cli.train_program import main as train
 from agentic_prompting.llm.loop import start
 from agentic_prompting.rollout import SPEC_FILE, AgentSpec
@@ -156,9 +156,9 @@ def test_headroom_knows_the_columns(run, folder, tmp_path):
 def test_columns_of_other_rows(tmp_path):
     file = tmp_path / "other.csv"
     file.write_text("question,Text,Reply\nq,t,r\n")
-    assert choose_columns(str(file), {}, COLUMNS) == {"context": "Text"}
+    assert RowsFile(str(file), {}).choose_columns(COLUMNS) == {"context": "Text"}
     chosen = {"answer": "Reply", "context": "question"}
-    assert choose_columns(str(file), chosen, COLUMNS) == chosen
+    assert RowsFile(str(file), chosen).choose_columns(COLUMNS) == chosen
 
 
 def test_a_service_takes_fields_of_the_columns(folder):

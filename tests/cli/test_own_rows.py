@@ -10,7 +10,7 @@ from agentic_prompting.cli import headroom
 from agentic_prompting.cli.check_env import CheckEnvOptions
 from agentic_prompting.cli.evaluate import EvaluateOptions
 from agentic_prompting.cli.headroom_options import HeadroomOptions
-from agentic_prompting.cli.own_rows import has_labels, join_columns, read_own_rows
+from agentic_prompting.cli.own_rows import RowsFile, has_labels
 from agentic_prompting.cli.rescore import RescoreOptions, _load_own_rows
 from agentic_prompting.cli.train_agent import AgentArguments
 from agentic_prompting.data import load_task
@@ -133,7 +133,7 @@ def test_what_load_task_keeps_has_labels():
 def test_dropped_rows_do_not_shift_the_others(tmp_path):
     file = tmp_path / "rows.csv"
     write_csv(file, [ROWS[0], {**ROWS[1], "answer": ""}, ROWS[2]])
-    rows = join_columns(load_task(str(file)), read_own_rows(str(file), {}))
+    rows = RowsFile(str(file), {}).join(load_task(str(file)))
     assert [row["level"] for row in rows] == ["0", "2"]
 
 

@@ -97,11 +97,7 @@ def check_env(arguments: Sequence[str]) -> int:
         if options.model is not None:
             options.add_trained_columns(options.model)
         environment.hide_columns(options.column_names())
-        dataset = options.load("", 0)
-        # A program gets the rows that `train agent` gives it.
-        rows = list(dataset)
-        if environment.plays_whole_episodes:
-            rows = options.add_file_columns(dataset)
+        rows = options.rows_for(environment, options.load("", 0))
     rows = [rows[episode % len(rows)] for episode in range(EPISODES)]
     # A model plays the agent, or else a script.
     if options.model is not None:

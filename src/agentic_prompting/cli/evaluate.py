@@ -263,10 +263,7 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
             if needs_environment:
                 budget = options.budget(folder / "spending.sqlite")
                 environment = options.open_environment(stack, budget)
-            # A program gets the rows that `train agent` gives it.
-            task_rows: list[Mapping[str, Any]] = list(rows)
-            if environment is not None and environment.plays_whole_episodes:
-                task_rows = list(options.add_file_columns(rows))
+            task_rows: list[Mapping[str, Any]] = [*options.rows_for(environment, rows)]
             task = EvaluationTask(Path(options.dataset).stem, task_rows)
             agent = PromptAgent.from_pretrained(run, environment)
             baseline, systems = _systems_of_run(options, run, agent, environment)

@@ -150,9 +150,7 @@ def _connect_settings(options: HeadroomOptions, stack: ExitStack) -> dict[str, A
     # The untrained agent needs somebody to ask. Workers are measured alone, too.
     if options.untrained:
         environment = options.open_environment(stack, budget)
-        # A program gets the rows that `train agent` gives it.
-        if environment.plays_whole_episodes:
-            settings_fields["rows"] = options.add_file_columns(rows)
+        settings_fields["rows"] = options.rows_for(environment, rows)
         settings_fields["agent"] = _load_untrained(options.untrained, environment)
     elif options.environment:
         settings_fields["pool"] = _open_workers(options.environment, budget)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..llm import Budget, OpenAIChat, ReplayCache
     from ..llm.endpoint_check import CommandRole, EndpointCheck
     from ..rollout import Environment
+    from .own_rows import RowsFile
 
 
 class MissingOption(ValueError):
@@ -532,13 +533,26 @@ class TaskRows:
         _, held_out_rows = hold_out(self._load_rows(task, None, seed), self.held_out)
         return held_out_rows
 
+    def read_file(self, file: str) -> RowsFile:
+        """A file of the user's own rows, with the names of `--columns`. It is read once."""
+        from .own_rows import RowsFile
+
+        key = (file, self.columns)
+        if key not in self._files:
+            self._files[key] = RowsFile(file, self.column_names())
+        return self._files[key]
+
     def add_file_columns(self, rows: Dataset) -> list[dict[str, Any]]:
         """The rows with all columns of the file of `--dataset`: what agent programs are given."""
         if not self.dataset:
             return list(rows)
-        from .own_rows import join_columns, read_own_rows
+        return self.read_file(self.dataset).join(rows)
 
-        return join_columns(rows, read_own_rows(self.dataset, self.column_names()))
+    def rows_for(self, environment: Environment | None, rows: Dataset) -> list[dict[str, Any]]:
+        """The rows that an environment is given. A program gets those that `train agent` gives it."""
+        if environment is not None and environment.plays_whole_episodes:
+            return self.add_file_columns(rows)
+        return list(rows)
 
     def add_trained_columns(self, run: str | Path) -> None:
         """Take the columns of `--dataset` from the training of an agent, where `--columns` does not
@@ -548,12 +562,11 @@ class TaskRows:
         if not trained_columns:
             return
         from ..data import is_user_data
-        from .own_rows import choose_columns
 
         # Anything else is refused where the rows are loaded.
         if not is_user_data(self.dataset):
             return
-        columns = choose_columns(str(self.dataset), self.column_names(), trained_columns)
+        columns = self.read_file(str(self.dataset)).choose_columns(trained_columns)
         if columns != self.column_names():
             self.columns = write_columns(columns)
             print(f"the columns of training are used: --columns {self.columns}", file=sys.stderr)
@@ -575,11 +588,10 @@ class TaskRows:
     def context_columns(self, source: str) -> list[str]:
         """The columns of a file that a program or environment may read beside the question."""
         from ..data import is_user_data
-        from .own_rows import list_context_columns
 
         if not self.reads_whole_rows or not is_user_data(source):
             return []
-        return list_context_columns(source, self.column_names())
+        return self.read_file(source).context_columns()
 
     def _sample(self, rows: Dataset, seed: int, description: str) -> Dataset:
         """`--task-rows` of the rows, or all. Raises `ValueError` if there are fewer."""
@@ -592,6 +604,11 @@ class TaskRows:
     def column_names(self) -> dict[str, str]:
         """Our name for a column -> that of the file. Raises `ValueError` for another form."""
         return read_columns(self.columns)
+
+    @cached_property
+    def _files(self) -> dict[tuple[str, str | None], RowsFile]:
+        """The files that have been read, by name and `--columns`."""
+        return {}
 
     @cached_property
     def _loaded_rows(self) -> dict[tuple[Any, ...], Dataset]:
@@ -670,15 +687,11 @@ class HeldOutRows(TaskRows):
         """The evaluation sets of `--eval-task`."""
         return self.eval_task.split(",") if self.eval_task else []
 
-    @property
-    def eval_columns(self) -> dict[str, str]:
-        """Our name for a column of a file of `--eval-task` -> its own: as in the training file."""
-        return self.column_names() if self.dataset else {}
-
     def load_eval_set(self, name: str, seed: int) -> Dataset:
         """The rows of one evaluation set.
 
-        A task is named with its split (by default `test`), while a file has none.
+        A task is named with its split (by default `test`). A file has none, and the columns of
+        the training file.
         """
         from ..data import is_user_data, load_task
 
@@ -687,7 +700,7 @@ class HeldOutRows(TaskRows):
                 name,
                 n=self.eval_task_rows,
                 seed=seed,
-                columns=self.eval_columns or None,
+                columns=self.column_names() or None,
                 context_columns=self.context_columns(name),
             )
         eval_task, _, split = name.partition("/")

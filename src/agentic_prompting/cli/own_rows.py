@@ -20,56 +20,61 @@ Row = Mapping[str, Any]
 _SCHEMA = ("id", "question", "answers")
 
 
-def read_own_rows(file: str, columns: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The rows of a file with all of its columns, and with ours where they are called otherwise.
+class RowsFile:
+    """A file of the user's own rows, with all of its columns.
 
     A column that only some rows have is `None` in the others, as in training.
 
     Args:
         file (`str`): The file, in any format of [`load_task`].
-        columns (`Mapping[str, str]`): Our name for a column -> that of the file.
+        columns (`Mapping[str, str]`): Our name for a column -> that of the file. The rows have the
+            column under both names.
     """
-    rows = read_rows(file)
-    for row in rows:
-        for name, own_name in columns.items():
-            if own_name in row:
-                row[name] = row[own_name]
-    return rows
 
+    def __init__(self, file: str, columns: Mapping[str, str]):
+        self.columns = columns
+        self.rows = read_rows(file)
+        self.file_names = list(dict.fromkeys(name for row in self.rows for name in row))
+        for row in self.rows:
+            for name, file_name in columns.items():
+                if file_name in row:
+                    row[name] = row[file_name]
 
-def list_context_columns(file: str, columns: Mapping[str, str]) -> list[str]:
-    """The columns of a file that an agent program may read beside the question.
+    def context_columns(self) -> list[str]:
+        """The columns that an agent program may read beside the question, by the file's names."""
+        schema = ("id", "question", *SOLUTION_COLUMNS)
+        # A column is left out by its own name, and by the one that the user gives it.
+        left_out = {self.columns.get(name, name) for name in schema}
+        return [name for name in self.file_names if name not in left_out]
 
-    Args:
-        file (`str`): The file.
-        columns (`Mapping[str, str]`): Our name for a column -> that of the file.
-    """
-    schema = ("id", "question", *SOLUTION_COLUMNS)
-    # A column is left out by its own name, and by the one that the user gives it.
-    left_out = {columns.get(name, name) for name in schema}
-    names = dict.fromkeys(name for row in read_rows(file) for name in row)
-    return [name for name in names if name not in left_out]
+    def choose_columns(self, trained: Mapping[str, str]) -> dict[str, str]:
+        """The columns for an agent that was trained with others.
 
+        Args:
+            trained (`Mapping[str, str]`): Those of its training. The ones that the file has are
+                taken where the user has named none.
+        """
+        names_answers = not {"answer", "answers"}.isdisjoint(self.columns)
+        columns = {}
+        for name, file_name in trained.items():
+            # Accepted answers come from one column only.
+            is_replaced = names_answers and name in ("answer", "answers")
+            if file_name in self.file_names and not is_replaced:
+                columns[name] = file_name
+        return {**columns, **self.columns}
 
-def choose_columns(
-    file: str, chosen: Mapping[str, str], trained: Mapping[str, str]
-) -> dict[str, str]:
-    """The columns of a file for an agent that was trained with `--columns`.
+    def join(self, rows: Iterable[Row]) -> list[dict[str, Any]]:
+        """The rows that [`load_task`] has read from this file, with its other columns.
 
-    Args:
-        file (`str`): The file.
-        chosen (`Mapping[str, str]`): Those of the command itself, which come first.
-        trained (`Mapping[str, str]`): Those of its training; of them the ones that the file has.
-    """
-    file_columns = set(read_rows(file)[0])
-    names_answers = not {"answer", "answers"}.isdisjoint(chosen)
-    columns = {}
-    for name, own_name in trained.items():
-        # Accepted answers come from one column only.
-        is_replaced = names_answers and name in ("answer", "answers")
-        if own_name in file_columns and not is_replaced:
-            columns[name] = own_name
-    return {**columns, **chosen}
+        Id, question and answers are those of [`load_task`]; of all other columns the file's own
+        comes first.
+        """
+        joined = []
+        for row in rows:
+            file_row = self.rows[json.loads(row["meta"])["row"]]
+            schema = {name: row[name] for name in _SCHEMA}
+            joined.append({**row, **file_row, **schema})
+        return joined
 
 
 def has_labels(rows: Sequence[Row]) -> bool:
@@ -86,21 +91,3 @@ def read_answers(row: Row) -> list[str]:
     if "answers" in row:
         return parse_answers(row["answers"])
     return list_answers(row.get("answer"))
-
-
-def join_columns(rows: Iterable[Row], file_rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows of [`load_task`] with the other columns of their file.
-
-    Id, question and answers are those of [`load_task`]; of all other columns the file's own comes
-    first.
-
-    Args:
-        rows (`Iterable[Mapping]`): Rows that [`load_task`] has read from one file.
-        file_rows (`Sequence[Mapping]`): All rows of this file.
-    """
-    joined = []
-    for row in rows:
-        file_row = file_rows[json.loads(row["meta"])["row"]]
-        schema = {name: row[name] for name in _SCHEMA}
-        joined.append({**row, **file_row, **schema})
-    return joined

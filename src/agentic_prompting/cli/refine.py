@@ -34,7 +34,7 @@ from .options import (
     read_columns,
     refuse_options,
 )
-from .own_rows import read_answers, read_own_rows
+from .own_rows import RowsFile, read_answers
 from .script import INTERRUPTED, print_error
 from .terminal import print_json, print_styled
 
@@ -383,7 +383,7 @@ def _read_table(file: Path, columns: str | None) -> list[dict[str, Any]]:
     from ..data.validation import describe_missing_questions
 
     names = read_columns(columns)
-    rows = read_own_rows(str(file), names)
+    rows = RowsFile(str(file), names).rows
     # A table of questions alone, which `load_task` would refuse.
     if "question" in rows[0] and {"answers", "answer"}.isdisjoint(rows[0]):
         positions = []

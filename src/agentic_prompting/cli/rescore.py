@@ -103,15 +103,15 @@ def rescore(arguments: Sequence[str]) -> int:
 
 def _load_own_rows(options: RescoreOptions) -> list[dict[str, Any]]:
     """The rows of `--dataset` with all their columns, any of which a reward may need."""
-    from .own_rows import has_labels, read_own_rows
+    from .own_rows import has_labels
 
     assert options.dataset
-    own_rows = read_own_rows(options.dataset, options.column_names())
+    file_rows = options.read_file(options.dataset).rows
     # Rows that `load_task` reads also have what it makes of them: an id, a task and `meta`. Those
     # of a script's own Dataset need no accepted answers, and no question.
     is_selected = options.held_out is not None or options.task_rows is not None
-    if not has_labels(own_rows) and not is_selected:
-        return own_rows
+    if not has_labels(file_rows) and not is_selected:
+        return file_rows
     return options.add_file_columns(options.load("", 0))
 
 

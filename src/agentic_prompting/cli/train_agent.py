@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from inspect import signature
@@ -19,7 +19,7 @@ from ..rewards.reward_columns import check_columns
 from ..trainers import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
 from .loader import UnknownPart, load_object, load_reward
 from .options import MissingOption, option, refuse_options
-from .own_rows import has_labels, join_columns, read_own_rows
+from .own_rows import has_labels
 from .train_options import DataAndEnvironment, check_before_loading, reward_option
 
 
@@ -94,15 +94,14 @@ class AgentArguments(DataAndEnvironment):
         """The rows. Those of a file keep every column, because a program may read any of them."""
         if not self.dataset:
             return super().load(task, seed)
-        unlabelled_rows = self._read_unlabelled(self.dataset, self.column_names())
-        if unlabelled_rows is None:
+        if not self._lacks_labels(self.dataset):
             return self.add_file_columns(super().load(task, seed))
         if self.held_out is not None:
             raise ValueError(
                 f"--held-out splits by the question, and not every row of {self.dataset} has "
                 "`question` and an accepted answer: write the held-out tasks to a file of their own"
             )
-        return _sample(unlabelled_rows, self.task_rows, seed, "--task-rows")
+        return _sample(self.read_file(self.dataset).rows, self.task_rows, seed, "--task-rows")
 
     def load_held_out(self, task: str, seed: int) -> Any:
         """The evaluation rows, with every column of their files."""
@@ -111,27 +110,21 @@ class AgentArguments(DataAndEnvironment):
             return None if rows is None else self.add_file_columns(rows)
         eval_rows: list[Any] = []
         for name in self.eval_sets:
-            unlabelled_rows = self._read_unlabelled(name, self.eval_columns)
-            if unlabelled_rows is not None:
-                eval_rows += _sample(unlabelled_rows, self.eval_task_rows, seed, "--eval-task-rows")
-            elif is_user_data(name):
-                file_rows = read_own_rows(name, self.eval_columns)
-                eval_rows += join_columns(self.load_eval_set(name, seed), file_rows)
+            if not is_user_data(name):
+                eval_rows += self.load_eval_set(name, seed)
+            elif self._lacks_labels(name):
+                file_rows = self.read_file(name).rows
+                eval_rows += _sample(file_rows, self.eval_task_rows, seed, "--eval-task-rows")
             else:
-                eval_rows += list(self.load_eval_set(name, seed))
+                eval_rows += self.read_file(name).join(self.load_eval_set(name, seed))
         return eval_rows
 
-    def _read_unlabelled(
-        self, file: str, columns: Mapping[str, str]
-    ) -> list[dict[str, Any]] | None:
-        """The rows of a JSON lines file, unless all of them have a question and an accepted answer.
+    def _lacks_labels(self, file: str) -> bool:
+        """Whether rows of a JSON lines file have no question or no accepted answer.
 
         A program may judge its answers itself, and read its task from any column.
         """
-        if not file.lower().endswith(".jsonl"):
-            return None
-        rows = read_own_rows(file, columns)
-        return None if has_labels(rows) else rows
+        return file.lower().endswith(".jsonl") and not has_labels(self.read_file(file).rows)
 
     def build_trainer(
         self, args: MultiTurnGRPOConfig, model: ModelConfig, stack: ExitStack

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -262,29 +261,24 @@ def _complete_usage(usage: Mapping[str, Usage], budget: Budget) -> dict[str, Usa
     return complete
 
 
-def _headroom_options(options: EvolveOptions) -> str:
+def _headroom_options(options: EvolveOptions) -> dict[str, Any]:
     """The options with which `headroom` measures the same models on the same rows."""
-    values = {
-        "--policy-model": options.policy_model,
-        "--output-dir": options.output_dir,
-        "--policy-base-url": options.policy_base_url,
-        "--policy-client": options.policy_client,
-        "--reference-model": options.reference_model,
-        "--reference-base-url": options.reference_base_url,
-        "--reference-client": options.reference_client,
-        "--dataset": options.dataset,
-        "--task": None if options.dataset else options.task,
-        "--columns": options.columns,
-        "--held-out": options.held_out,
-        "--prompt": options.initial_prompt or None,
-        "--budget-usd": options.budget_usd,
-        "--budget-tokens": options.budget_tokens,
+    return {
+        "policy-model": options.policy_model,
+        "output-dir": options.output_dir,
+        "policy-base-url": options.policy_base_url,
+        "policy-client": options.policy_client,
+        "reference-model": options.reference_model,
+        "reference-base-url": options.reference_base_url,
+        "reference-client": options.reference_client,
+        "dataset": options.dataset,
+        "task": None if options.dataset else options.task,
+        "columns": options.columns,
+        "held-out": options.held_out,
+        "prompt": options.initial_prompt,
+        "budget-usd": options.budget_usd,
+        "budget-tokens": options.budget_tokens,
     }
-    words: list[str] = []
-    for name, value in values.items():
-        if value is not None:
-            words += [name, str(value)]
-    return shlex.join(words)
 
 
 def _describe_usage(usage: Usage) -> str:

@@ -141,13 +141,13 @@ def main(method: str, arguments: Sequence[str]) -> None:
 
 def headroom_options(
     arguments: Sequence[str], folder: Path, script: Any, model_name: str | None
-) -> str:
+) -> dict[str, Any]:
     """The options with which `headroom` measures a training run."""
     config, _ = _split_config(arguments)
     if config:
-        return f"--config {config}"
+        return {"config": config}
     # Those of this run that `headroom` has, too.
-    values = {
+    return {
         "untrained": model_name,
         "program": getattr(script, "program", None),
         "environment-model": script.environment_model,
@@ -155,7 +155,6 @@ def headroom_options(
         "columns": script.columns,
         "output-dir": folder,
     }
-    return " ".join(f"--{name} {value}" for name, value in values.items() if value)
 
 
 def parse_method_options(method: str, arguments: Sequence[str]) -> tuple[Any, Any, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import isfunction, signature
 from typing import TYPE_CHECKING, Any
@@ -120,7 +120,7 @@ def check_env(arguments: Sequence[str]) -> int:
         print_text(json.dumps({"episodes": records}, default=str))
     else:
         _print_episodes(rollouts, spec, tools)
-        print_styled(_summary(rollouts, bool(tools), options.model is not None))
+        print_styled(_summarize(rollouts, bool(tools), options.model is not None))
     return _report_failures(rollouts, bool(tools))
 
 
@@ -219,72 +219,41 @@ def _failed_observations(rollouts: Sequence[Rollout], has_tools: bool) -> list[O
     return failed
 
 
-@dataclass(frozen=True)
-class EpisodeFacts:
-    """What the summary of the episodes counts. A tool's errors are not replies."""
-
-    episodes: int
-    replies: int
-    errors: int
-    has_requests: bool
-    slowest_reply: float | None  # seconds; None without observations
-    program_calls: int | None  # of the policy; None unless a program was played
-    program_sequences: int
-    statuses: Mapping[str, int]
-
-    @classmethod
-    def count(cls, rollouts: Sequence[Rollout], has_tools: bool) -> EpisodeFacts:
-        """Count what happened in the episodes."""
-        observations = [observation for rollout in rollouts for observation in rollout.observations]
-        turns = [turn for rollout in rollouts for turn in rollout.turns]
-        # A failed episode may have no failed observation, so the larger of both numbers counts.
-        failed_rollouts = [rollout for rollout in rollouts if rollout.error is not None]
-        failed = _failed_observations(rollouts, has_tools)
-        # A program has no observations but counts its calls of the policy.
-        program_counts = [
-            rollout.counts for rollout in rollouts if "program/calls" in rollout.counts
-        ]
-        calls = [int(counts["program/calls"]) for counts in program_counts]
-        sequences = [int(counts["program/sequences"]) for counts in program_counts]
-        return cls(
-            episodes=len(rollouts),
-            replies=len(observations) - len(failed),
-            errors=max(len(failed), len(failed_rollouts)),
-            has_requests=any(turn.kind == "act" for turn in turns),
-            slowest_reply=max((observation.seconds for observation in observations), default=None),
-            program_calls=sum(calls) if program_counts else None,
-            program_sequences=sum(sequences),
-            statuses=Counter(rollout.status.replace("_", " ") for rollout in rollouts),
-        )
-
-
-def _summary(rollouts: Sequence[Rollout], has_tools: bool, is_played_by_model: bool) -> str:
+def _summarize(rollouts: Sequence[Rollout], has_tools: bool, is_played_by_model: bool) -> str:
     """One line about the replies, errors and seconds of the episodes."""
-    facts = EpisodeFacts.count(rollouts, has_tools)
-    is_program = facts.program_calls is not None
-    if facts.program_calls is not None:
-        sequences = count_in_words(facts.program_sequences, "sequence")
-        parts = [f"calls of the policy: {facts.program_calls} in {sequences}"]
-    elif facts.replies:
-        parts = [count_in_words(facts.replies, "reply", "replies")]
+    # A program has no replies of its own, but counts its calls of the policy.
+    is_program = any("program/calls" in rollout.counts for rollout in rollouts)
+    observations = [observation for rollout in rollouts for observation in rollout.observations]
+    failed = _failed_observations(rollouts, has_tools)
+    replies = len(observations) - len(failed)
+    if is_program:
+        calls = sum(int(rollout.counts.get("program/calls", 0)) for rollout in rollouts)
+        sequences = sum(int(rollout.counts.get("program/sequences", 0)) for rollout in rollouts)
+        summary = f"calls of the policy: {calls} in {count_in_words(sequences, 'sequence')}"
+    elif replies:
+        summary = count_in_words(replies, "reply", "replies")
     else:
-        parts = ["no reply"]
-    if facts.errors:
-        parts.append(count_in_words(facts.errors, "error"))
-    if facts.slowest_reply is not None and not is_program:
-        parts.append(f"the slowest took {facts.slowest_reply:.2f} s")
-    summary = ", ".join(parts)
+        summary = "no reply"
+    # A failed episode may have no failed observation, so the larger of both numbers counts.
+    failed_rollouts = sum(rollout.error is not None for rollout in rollouts)
+    errors = max(len(failed), failed_rollouts)
+    if errors:
+        summary += f", {count_in_words(errors, 'error')}"
+    if observations and not is_program:
+        slowest = max(observation.seconds for observation in observations)
+        summary += f", the slowest took {slowest:.2f} s"
 
     # Why there was neither a reply nor an error.
-    has_observations = facts.slowest_reply is not None
-    was_asked = facts.has_requests or (has_observations and not is_program)
-    if not was_asked and not facts.errors:
+    has_requests = any(turn.kind == "act" for rollout in rollouts for turn in rollout.turns)
+    was_asked = has_requests or (observations and not is_program)
+    if not was_asked and not errors:
         summary += f": {_reason_for_silence(has_tools, is_played_by_model)}"
     # A model may end an episode in several ways, a script only in one.
     if is_played_by_model:
-        endings = [f"{count} {status}" for status, count in facts.statuses.items()]
+        statuses = Counter(rollout.status.replace("_", " ") for rollout in rollouts)
+        endings = [f"{count} {status}" for status, count in statuses.items()]
         summary += f"; {', '.join(endings)}"
-    return f"{count_in_words(facts.episodes, 'episode')}: {summary}"
+    return f"{count_in_words(len(rollouts), 'episode')}: {summary}"
 
 
 def _reason_for_silence(has_tools: bool, is_played_by_model: bool) -> str:

@@ -4,7 +4,8 @@ A sub-command is the function of its name in the file of its name (`_` for `-`):
 after the name and returns the exit status. Its options are the fields of the dataclasses in the
 file's `SETTINGS`, which transformers' parser reads. To add a sub-command, write such a file and put
 its name into [`COMMANDS`]. The file is imported when the command is called, so `--help` stays
-quick.
+quick. The functions of [`TYPER_COMMANDS`] have their few options as parameters instead:
+transformers' parser would take seconds to import.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ COMMANDS = {
 }
 """Sub-commands in the order of `--help`."""
 
+TYPER_COMMANDS = ("merge", "report", "data")
+
 # The words after a sub-command's name are left to its own parser, `--help` too.
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -52,22 +55,26 @@ app = typer.Typer(
 )
 
 
-def load_command(name: str) -> Callable[[Sequence[str]], int]:
+def load_command(name: str) -> Callable[..., int]:
     """The function of a sub-command."""
     function_name = name.replace("-", "_")
     return getattr(import_module(f".{function_name}", __package__), function_name)
 
 
 def _add_command(name: str) -> None:
+    """Add a command whose module is imported only when it is called."""
+
     def call(context: typer.Context) -> int:
         return load_command(name)(context.args)
 
     app.command(name, help=COMMANDS[name], context_settings=_PASS_ON)(call)
 
 
-# A command's module is imported only when the command is called.
 for _name in COMMANDS:
-    _add_command(_name)
+    if _name in TYPER_COMMANDS:
+        app.command(_name, short_help=COMMANDS[_name])(load_command(_name))
+    else:
+        _add_command(_name)
 
 
 def _print_version(is_asked: bool) -> None:

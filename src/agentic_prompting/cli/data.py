@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Annotated, Literal
 
-from typer import Argument, Option, Typer
-
-app = Typer(add_completion=False, rich_markup_mode=None)
+from typer import Argument, Option
 
 
-def data(arguments: Sequence[str]) -> int:
-    """The sub-command.
-
-    Its few options are Typer's: transformers' parser would take seconds to import.
-    """
-    return app(args=arguments, prog_name="agentic-prompting data", standalone_mode=False)
-
-
-@app.command()
-def show_sets(
+def data(
     action: Annotated[
         Literal["list", "show", "check"],
         Argument(help="What to do: list all, show one in full, or check the records."),

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from typer import Argument, Option, Typer
+from typer import Argument, Option
 
 from .hub import check_agent
 
-app = Typer(add_completion=False, rich_markup_mode=None)
 
-
-def merge(arguments: Sequence[str]) -> int:
-    """The sub-command.
-
-    Its few options are Typer's: transformers' parser would take seconds to import.
-    """
-    return app(args=arguments, prog_name="agentic-prompting merge", standalone_mode=False)
-
-
-@app.command()
-def merge_agent(
+def merge(
     run: Annotated[Path, Argument(metavar="RUN", help="The trained agent's folder.")],
     output_dir: Annotated[
         Path | None,

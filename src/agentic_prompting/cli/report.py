@@ -6,27 +6,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option, Typer
+from typer import Argument, Option
 
 from .script import print_error
 
-app = Typer(add_completion=False, rich_markup_mode=None)
 
-
-def report(arguments: Sequence[str]) -> int:
-    """The sub-command.
-
-    Its few options are Typer's: transformers' parser would take seconds to import.
-    """
-    return app(args=arguments, prog_name="agentic-prompting report", standalone_mode=False)
-
-
-@app.command()
-def show_runs(
+def report(
     runs: Annotated[
         list[Path] | None,
         Argument(

@@ -15,7 +15,7 @@ from .loader import load_environment, load_object, load_part
 from .option_parser import OptionParser
 from .options import JSON_HELP, ROW_OPTIONS, TaskRows, list_option, option, refuse_options
 from .script import print_error
-from .terminal import REQUEST_LABEL, print_answer, print_styled, print_text, print_turns
+from .terminal import REQUEST_LABEL, print_answer, print_json, print_styled, print_turns
 
 if TYPE_CHECKING:
     from ..rollout import AgentSpec, Observation, Rollout
@@ -117,7 +117,7 @@ def check_env(arguments: Sequence[str]) -> int:
     # Show the episodes, then what went wrong.
     if options.json:
         records = [rollout_record(rollout) for rollout in rollouts]
-        print_text(json.dumps({"episodes": records}, default=str))
+        print_json({"episodes": records})
     else:
         _print_episodes(rollouts, spec, tools)
         print_styled(_summarize(rollouts, bool(tools), options.model is not None))
@@ -179,7 +179,7 @@ def _check_harness(options: CheckEnvOptions) -> int:
         raise ValueError(f"{name} is a {type(harness).__name__}, and not a Harness")
     report = check_harness(harness, options.isolation)  # type: ignore[arg-type]  # Workspace checks it
     if options.json:
-        print_text(json.dumps(report, default=str))
+        print_json(report)
     else:
         for label, value in report.items():
             print_styled(f"{label:22}{value}")

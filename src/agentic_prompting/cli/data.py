@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
+
+from .terminal import print_json
 
 
 def data(
@@ -35,22 +35,24 @@ def data(
         )
     from ..data import TASKS, check_sources, check_table, describe_task, list_tasks
 
-    if action == "list":
-        print(_sets_as_json(TASKS) if as_json else list_tasks())
-        return 0
-    if action == "show":
-        if not names:
-            raise ValueError(
-                "name the data set: agentic-prompting data show NAME; `data list` shows all names"
-            )
-        print(_sets_as_json(names) if as_json else "\n\n".join(map(describe_task, names)))
+    if action == "show" and not names:
+        raise ValueError(
+            "name the data set: agentic-prompting data show NAME; `data list` shows all names"
+        )
+    if action != "check":
+        if as_json:
+            print_json({"sets": [_record(name) for name in names or TASKS]})
+        elif action == "list":
+            print(list_tasks())
+        else:
+            print("\n\n".join(describe_task(name) for name in names or ()))
         return 0
 
     # Compare the records with their sources.
     checks = check_sources(names or (), online)
     problems = [check for check in checks if check.problem]
     if as_json:
-        print(json.dumps({"checks": [asdict(check) for check in checks]}))
+        print_json({"checks": [asdict(check) for check in checks]})
     else:
         # Only an online check lists what is consistent.
         listed_checks = checks if online else problems
@@ -61,20 +63,15 @@ def data(
     return 1 if problems else 0
 
 
-def _sets_as_json(names: Iterable[str]) -> str:
-    """The sets with their splits (rows), metrics, sources and licence."""
+def _record(requested: str) -> dict[str, Any]:
+    """A set with its splits (rows), metrics, sources and licence."""
     from ..data import find_task
 
-    sets = []
-    for requested in names:
-        name, _, task = find_task(requested)
-        sets.append(
-            {
-                "name": name,
-                "splits": dict(task.expected_rows),
-                "metrics": list(task.metrics),
-                "sources": [str(source) for source in task.sources],
-                "licence": task.licence,
-            }
-        )
-    return json.dumps({"sets": sets}, ensure_ascii=False)
+    name, _, task = find_task(requested)
+    return {
+        "name": name,
+        "splits": dict(task.expected_rows),
+        "metrics": list(task.metrics),
+        "sources": [str(source) for source in task.sources],
+        "licence": task.licence,
+    }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 from typer import Argument, Option
 
 from .hub import check_agent
+from .terminal import print_json
 
 
 def merge(
@@ -38,7 +38,7 @@ def merge(
 
     had_adapter = save_merged(run, folder, dtype)
     if as_json:
-        print(json.dumps({"folder": str(folder), "merged_adapter": had_adapter}))
+        print_json({"folder": str(folder), "merged_adapter": had_adapter})
         return 0
     weights = "the adapter merged into its base model"
     if not had_adapter:

@@ -4,7 +4,6 @@ anything is loaded.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from .loader import load_environment
 from .option_parser import OptionParser
 from .options import JSON_HELP, ClientSettings, option, refuse_options
 from .run_configuration import RunConfiguration
-from .terminal import show_progress
+from .terminal import print_json, show_progress
 from .yaml_file import check_options_file, read_options
 
 if TYPE_CHECKING:
@@ -115,8 +114,7 @@ def plan(arguments: Sequence[str]) -> int:
         # Where costs are not known there is the reason.
         costs_record = {"error": costs} if isinstance(costs, str) else costs.to_json()
         headroom_record = None if headroom is None else asdict(headroom)
-        record = {"memory": memory.to_json(), "cost": costs_record, "headroom": headroom_record}
-        print(json.dumps(record))
+        print_json({"memory": memory.to_json(), "cost": costs_record, "headroom": headroom_record})
     else:
         print(f"{memory}\n\n{costs}")
         if headroom is not None:

@@ -5,13 +5,13 @@ side.
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
 from .script import print_error
+from .terminal import print_json
 
 
 def report(
@@ -67,7 +67,7 @@ def report(
     if as_json:
         # Pictures are written beside the page.
         files = sorted(str(path) for path in page.parent.glob("*.png")) if pictures else []
-        print(json.dumps({"page": str(page), "pictures": files}))
+        print_json({"page": str(page), "pictures": files})
     else:
         print(page)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from ..llm.numbers import count_in_words
 from .loader import REWARDS, load_reward
 from .option_parser import OptionParser
 from .options import JSON_HELP, TaskRows, list_option, option, refuse_options
-from .terminal import print_text
+from .terminal import print_json, print_text
 
 if TYPE_CHECKING:
     from ..evaluation import Estimate
@@ -91,9 +90,7 @@ def rescore(arguments: Sequence[str]) -> int:
         # Of several evaluations, `changes` has the last one.
         changes = {change.mode: asdict(change) for change in result.changes}
         evaluations = [asdict(change) for change in result.changes if change.step is not None]
-        print_text(
-            json.dumps({"changes": changes, "evaluations": evaluations, "path": str(result.path)})
-        )
+        print_json({"changes": changes, "evaluations": evaluations, "path": str(result.path)})
         return 0
     for change in result.changes:
         print_text(_describe_change(change))
@@ -140,13 +137,14 @@ def _print_systems(result: AnswerRescoring, as_json: bool) -> None:
     """Print the mean reward of each system of an evaluation, and the name of the file."""
     if as_json:
         systems = [asdict(system) for system in result.systems]
-        record = {
-            "systems": systems,
-            "baseline": result.baseline,
-            "left_out": result.left_out,
-            "path": str(result.path),
-        }
-        print_text(json.dumps(record))
+        print_json(
+            {
+                "systems": systems,
+                "baseline": result.baseline,
+                "left_out": result.left_out,
+                "path": str(result.path),
+            }
+        )
         return
     for system in result.systems:
         print_text(_describe_system(system, result.baseline))

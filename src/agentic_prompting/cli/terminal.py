@@ -31,8 +31,8 @@ def print_text(text: str) -> None:
 
 
 def print_json(record: Any) -> None:
-    """Print one JSON object, on one line."""
-    print_text(json.dumps(record, ensure_ascii=False))
+    """Print one JSON object, on one line. An object that JSON does not know is printed as text."""
+    print_text(json.dumps(record, ensure_ascii=False, default=str))
 
 
 def print_styled(text: str, style: str = "") -> None:

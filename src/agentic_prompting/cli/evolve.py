@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +22,7 @@ from ..evolution import (
 from ..evolution.operators import FAILURES_IN_WORDS
 from ..evolution.run_files import PROMPT_FILE
 from ..llm import Budget, LLMError, Usage
-from ..llm.guard import describe
+from ..llm.guard import describe, raised_in
 from ..llm.numbers import count_in_words, format_usd
 from ..llm.types import cost_in_words
 from ..records import atomic_write, only_writer
@@ -150,10 +149,13 @@ def evolve(arguments: Sequence[str]) -> int:
         raise
     except Exception as error:
         # The reward is the only code of the user's that may raise here.
-        message = _describe_reward_error(options.reward, error)
-        if message is None:
-            raise
-        raise ValueError(message) from error
+        place = raised_in(error)
+        if place:
+            raise ValueError(f"{options.reward} failed{place}: {describe(error)}") from error
+        # It returned something else than numbers.
+        if isinstance(error, TypeError) and str(error).startswith("the reward"):
+            raise ValueError(str(error)) from error
+        raise
 
     from ..evaluation.held_out_gain import describe_held_out_gain
 
@@ -416,18 +418,6 @@ def _describe_held_out(result: EvolveResult) -> str:
 def _describe_score(score: Estimate) -> str:
     """A mean reward with its 95 % interval over the rows."""
     return f"{score.mean:.3f} [{score.low:.3f}, {score.high:.3f}]"
-
-
-def _describe_reward_error(reward: str, error: Exception) -> str | None:
-    """Describe the fault in the user's reward and its place; `None` for an error of the library."""
-    if isinstance(error, TypeError) and str(error).startswith("the reward"):
-        return str(error)
-    # An error whose last frame is in the library is a bug of ours.
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    library = Path(__file__).parents[1]
-    if Path(frame.filename).is_relative_to(library):
-        return None
-    return f"{reward} failed at {Path(frame.filename).name}:{frame.lineno}: {describe(error)}"
 
 
 def _print_step(log: StepLog) -> None:

@@ -454,7 +454,7 @@ def test_ask_shows_the_conversation(run, asking_policy):
         "agent thinks   done",
         "agent answers  Swahili",
     ]
-    assert lines[5:] == ["Swahili", "2 turns, 1 call to the large LLM"]
+    assert lines[5:] == ["2 turns, 1 call to the large LLM"], "the answer is shown once"
     assert "\x1b" not in out, "no colours in a pipe"
 
 

@@ -229,18 +229,19 @@ class _PrintingEnvironment:
 
 def _print_end(rollout: Rollout) -> None:
     """Print the last turn, how the conversation ended, and its turns, calls and cost."""
+    last_turn = rollout.turns[-1] if rollout.turns else None
     # A program plays the whole episode, so nothing was printed while it ran.
     if "program/calls" in rollout.counts:
         print_turns(rollout)
     # Turns that asked something were printed by the environment.
-    elif rollout.turns and rollout.turns[-1].kind != "act":
-        print_turn(rollout.turns[-1])
-    # The answer, or why there is none.
-    if rollout.answer is not None:
-        print_styled(f"\n{rollout.answer}", "bold green")
-    else:
+    elif last_turn is not None and last_turn.kind != "act":
+        print_turn(last_turn)
+    # Why there is no answer, or the answer, unless it is that of the last turn.
+    if rollout.answer is None:
         cause = f": {rollout.error}" if rollout.error else ""
         print_styled(f"\nno answer ({rollout.status.replace('_', ' ')}{cause})", "bold red")
+    elif last_turn is None or last_turn.answer != rollout.answer:
+        print_styled(f"\n{rollout.answer}", "bold green")
 
     # The turns, calls and cost of the conversation.
     turns = len(rollout.turns)

@@ -369,3 +369,14 @@ def test_every_shipped_grammar_is_one():
         "question": "QuestionGrammar",
         "free": "FreeText",
     }
+
+
+@pytest.mark.parametrize(("max_turn_tokens", "count"), [(600, 1), (500, 0), (1024, 0)])
+def test_turns_above_the_whole_length_lead_to_a_warning(tmp_path, capsys, max_turn_tokens, count):
+    """1024 is the default, which a run with a short length need not change."""
+    words = ["--task", "gsm8k", "--environment", "none", "--reflector", "policy"]
+    words += ["--max_completion_length", "500", "--max_turn_tokens", str(max_turn_tokens)]
+    with pytest.raises(ValueError, match="--model_name_or_path"):
+        main("espl", [*words, "--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16=false"])
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "max_turn_tokens" in line]
+    assert len(warnings) == count and all("600" in line and "500" in line for line in warnings)

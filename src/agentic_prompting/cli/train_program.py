@@ -41,7 +41,7 @@ from .extras import check_extras
 from .headroom_pointer import point_to_headroom
 from .hub import find_model
 from .option_parser import OptionParser
-from .script import run_script
+from .script import print_error, run_script
 from .train_agent import AgentArguments
 from .train_espl import ESPLArguments, ESPLRunConfig
 from .train_prompt_r1 import PromptR1Arguments
@@ -106,6 +106,8 @@ def main(method: str, arguments: Sequence[str]) -> None:
 
     folder = Path(args.output_dir)
     state = PartialState()
+    if state.is_main_process:
+        _warn_of_long_turns(args)
     with ExitStack() as stack:
         # The lock is held to the end, because files are written before and after training, too.
         stack.enter_context(lock_run_folder(folder, state))
@@ -137,6 +139,17 @@ def main(method: str, arguments: Sequence[str]) -> None:
                 print(f"written to {folder}")
                 print(f"next:  agentic-prompting report {folder}")
         trainer.accelerator.end_training()  # without it gloo may abort at exit
+
+
+def _warn_of_long_turns(args: MultiTurnGRPOConfig) -> None:
+    """Print a line if a turn may be longer than all turns of a rollout together."""
+    is_default = args.max_turn_tokens == MultiTurnGRPOConfig.max_turn_tokens
+    max_length = args.max_completion_length
+    if not is_default and max_length is not None and args.max_turn_tokens > max_length:
+        print_error(
+            f"max_turn_tokens={args.max_turn_tokens} is above max_completion_length={max_length}, "
+            "which limits all turns of a rollout together: lower the one or raise the other"
+        )
 
 
 def headroom_options(

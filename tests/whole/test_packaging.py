@@ -181,7 +181,7 @@ def test_what_is_in_them(built):
         shared + name for name in tables
     }
     assert "agentic_prompting/py.typed" in ours
-    assert "agentic_prompting/report/page/stories.js" in ours
+    assert "agentic_prompting/report/page/main.js" in ours
     assert "agentic_prompting/trainers/card.md" in ours
     assert [name for name in inside if name.endswith("licenses/LICENSE")]
     assert told["License-Expression"] == "Apache-2.0"

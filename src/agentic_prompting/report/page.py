@@ -23,16 +23,26 @@ from .plots import plot_panels
 from .run_summary import RunSummary
 
 _PAGE = Path(__file__).parent / "page"
-# In the order in which they need each other.
+# Building blocks, then sections of the page; `main` draws it.
 _SCRIPTS = (
-    "base",
+    "elements",
+    "text",
+    "data",
+    "filters",
+    "item_browser",
     "charts",
-    "browser",
-    "trajectories",
-    "stories",
-    "tree",
+    "line_chart",
+    "cost_chart",
+    "headroom",
+    "training",
+    "comparison",
+    "evolution",
+    "evolution_tree",
+    "evolution_story",
     "refinements",
-    "answers",
+    "evaluation",
+    "trajectories",
+    "trajectory_detail",
     "main",
 )
 

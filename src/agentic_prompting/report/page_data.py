@@ -23,6 +23,7 @@ from ..evaluation.answer_records import row_index_of
 from ..evaluation.held_out_gain import describe_held_out_gain, estimate_held_out
 from ..evolution import Lineage
 from ..evolution.lineage import LINES, Node
+from ..evolution.operators import FAILURES_IN_WORDS
 from ..records import Record
 from ..refine import RefinementResult
 from .cost_points import cost_points
@@ -48,6 +49,8 @@ TRAJECTORIES_PER_CHUNK = 200
 STORIES_PER_CHUNK = 20
 REFINEMENTS_PER_CHUNK = 50
 ANSWERS_PER_CHUNK = 200
+
+NO_CHANGE = "no_change"  # the reason of an attempt whose operator proposed nothing
 
 TITLE_LENGTH = 140  # characters of a question in a list
 
@@ -253,7 +256,7 @@ def _evaluation_blocks(
         "system": [record["system"] for record in records],
         "task": [record["task"] for record in records],
         "run": [record["run"] for record in records],
-        "place": [row_index_of(record) for record in records],
+        "row": [row_index_of(record) for record in records],
         "title": [str(record["question"])[:TITLE_LENGTH] for record in records],
         "match": first_scores(evaluation),
     }
@@ -398,11 +401,18 @@ def _trajectory(record: Record) -> dict[str, Any]:
 def _lineage_blocks(lineage: Lineage) -> Iterator[Block]:
     """One entry per prompt, with the diff to each of its parents. What led to it is in chunks."""
     texts = [node.member.prompt.text for node in lineage.nodes]
-    # Attempts that were refused, as rows for the script of the page.
-    refused = [
-        [attempt["step"], attempt["operator"], attempt["reason"], attempt["parents"]]
-        for attempt in lineage.refused
-    ]
+    # Attempts that were refused, with their reasons in words.
+    refused = []
+    for attempt in lineage.refused:
+        refused.append(
+            {
+                "batch": attempt["step"],
+                "operator": attempt["operator"],
+                "reason": _reason_in_words(attempt["reason"]),
+                "parents": attempt["parents"],
+            }
+        )
+    unchanged_attempts = [attempt for attempt in lineage.refused if attempt["reason"] == NO_CHANGE]
     # `chunk` tells the script whether there are stories to unpack.
     has_stories = any(node.story for node in lineage.nodes) or bool(lineage.refused)
     yield (
@@ -412,12 +422,20 @@ def _lineage_blocks(lineage: Lineage) -> Iterator[Block]:
             "window": lineage.window,
             "chunk": STORIES_PER_CHUNK if has_stories else None,
             "refused": refused,
+            "refusedWithoutChange": len(unchanged_attempts),
             "gain": _describe_gain(lineage),
         },
     )
     if has_stories:
         stories = [node.story for node in lineage.nodes]
         yield from _chunks("stories", stories, STORIES_PER_CHUNK)
+
+
+def _reason_in_words(reason: str) -> str:
+    """The reason why an attempt made no prompt."""
+    if reason == NO_CHANGE:
+        return "no change proposed"
+    return FAILURES_IN_WORDS.get(reason, reason.replace("_", " "))
 
 
 def _describe_gain(lineage: Lineage) -> str:

@@ -1,34 +1,66 @@
-// ProRefine: queries in a list, the steps of the chosen one as diffs of its prompt.
+// ProRefine: a list of queries, and each step of the chosen one as a diff of its prompt.
 
-async function showRefinements(index) {
-  const { columns } = index;
-  const node = section("refinements", "Refined prompts", `${columns.title.length} queries. In each step the critic comments on an unfinished answer and the optimizer rewrites the prompt.`);
-  const chunks = new Chunks("refinements", index.chunk);
-  const browser = new Browser("refined queries", (place) => refinementRow(columns, place), async (place) => refinementDetail(columns, place, await chunks.item(place)));
-  const changed = columns.changed.map((count) => (count ? "yes" : "no"));
-  node.append(...listing(browser, { ended: columns.stop, "prompt changed": changed }));
+async function showRefinements({ columns, chunk: chunkSize }) {
+  const section = addSection(
+    "refinements",
+    "Refined prompts",
+    `${columns.title.length} queries. In each step the critic comments on an unfinished answer ` +
+      "and the optimizer rewrites the prompt.",
+  );
+  const chunks = new ChunkedList("refinements", chunkSize);
+  const browser = new ItemBrowser(
+    "refined queries",
+    (item) => describeRefinement(columns, item),
+    async (item) => renderRefinement(columns, item, await chunks.loadItem(item)),
+  );
+  const filters = {
+    ended: columns.stop,
+    "prompt changed": columns.changed.map((count) => (count ? "yes" : "no")),
+  };
+  section.append(...renderFilteredBrowser(browser, filters));
 }
 
-function refinementRow(columns, place) {
-  const verdict = columns.verdict[place] ? ` · first answer judged ${columns.verdict[place]}` : "";
-  return [oneLine(columns.title[place]), `${columns.stop[place].replaceAll("_", " ")}${verdict} · ${plural(columns.steps[place], "step")} · ${plural(columns.changed[place], "change")}`];
+/** The row of a query in the list. */
+function describeRefinement(columns, item) {
+  const facts = [toWords(columns.stop[item])];
+  if (columns.verdict[item]) facts.push(`first answer judged ${columns.verdict[item]}`);
+  facts.push(formatCount(columns.steps[item], "step"));
+  facts.push(formatCount(columns.changed[item], "change"));
+  return { title: toOneLine(columns.title[item]), details: [facts.join(" · ")] };
 }
 
-function refinementDetail(columns, place, one) {
-  const content = [el("h3", { text: "Query" }), written(one.query)];
-  if (one.error) content.push(el("h3", { text: "Error" }), written(one.error));
-  content.push(el("h3", { text: "Answer" }), written(one.answer));
-  if (one.first !== null) content.push(el("details", {}, el("summary", { text: `The first answer, judged ${columns.verdict[place] ?? "by nobody"}` }), written(one.first)));
-  content.push(el("h3", { text: "The prompt, from first to last" }), diffed(one.diff));
-  one.steps.forEach((step, number) => content.push(refinementStep(step, number + 1)));
+function renderRefinement(columns, item, refinement) {
+  const content = [el("h3", { text: "Query" }), renderText(refinement.query)];
+  if (refinement.error) {
+    content.push(el("h3", { text: "Error" }), renderText(refinement.error));
+  }
+  content.push(el("h3", { text: "Answer" }), renderText(refinement.answer));
+  if (refinement.first !== null) {
+    const verdict = columns.verdict[item] ?? "by nobody";
+    const summary = el("summary", { text: `The first answer, judged ${verdict}` });
+    content.push(el("details", {}, summary, renderText(refinement.first)));
+  }
+  content.push(el("h3", { text: "The prompt, from first to last" }));
+  content.push(renderDiff(refinement.diff));
+  content.push(...refinement.steps.map(renderRefinementStep));
   return content;
 }
 
-function refinementStep(step, number) {
-  const node = el("div", {}, el("h3", { text: `Step ${number}` }));
-  if (step.output !== null) node.append(saying("task model", step.complete ? "complete" : "cut off", step.output, "said", false));
-  if (step.feedback !== null) node.append(saying("critic", "", step.feedback, "said other", false));
-  if (step.diff) node.append(el("div", { class: "card" }, diffed(step.diff)));
-  else node.append(el("p", { class: "note", text: step.problem ? `The prompt was kept: ${step.problem}.` : "The prompt was kept." }));
+function renderRefinementStep(step, index) {
+  const node = el("div", {}, el("h3", { text: `Step ${index + 1}` }));
+  if (step.output !== null) {
+    const remark = step.complete ? "complete" : "cut off";
+    node.append(renderMessage({ speaker: "task model", remark, text: step.output }));
+  }
+  if (step.feedback !== null) {
+    const message = { speaker: "critic", remark: "", text: step.feedback, isReply: true };
+    node.append(renderMessage(message));
+  }
+  if (step.diff) {
+    node.append(el("div", { class: "card" }, renderDiff(step.diff)));
+  } else {
+    const problem = step.problem ? `: ${step.problem}` : "";
+    node.append(renderNote(`The prompt was kept${problem}.`));
+  }
   return node;
 }

@@ -1,169 +1,204 @@
-// The browser of trajectories: filters over the index, texts unpacked when one is opened or searched for.
+// The list of trajectories: filtered by an index, whose texts are unpacked when one is opened or
+// searched.
 
 async function showTrajectories(index, page) {
-  const { columns, total } = index;
-  const count = columns.step.length;
-  const shown = count < total ? `${count.toLocaleString("en")} of ${total.toLocaleString("en")}, drawn over the whole run` : `${count.toLocaleString("en")}`;
-  const node = section("trajectories", "Trajectories", `${shown}. In brackets the advantage in the group. Keys: j and k for the next and the one before, / to search.`);
-  const chunks = new Chunks("trajectories", index.chunk);
-  const only = (values, place) => {
-    for (const [name, { control }] of Object.entries(filters)) control.value = values[name] ?? (name === "order" ? "first" : "");
-    node.scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
-    return apply(place);
-  };
-  const open = async (place) => trajectoryDetail(columns, place, await chunks.item(place), groupOf(columns, place, only));
-  const browser = new Browser("trajectories", (place) => trajectoryRow(columns, place), open);
-  const status = el("p", { class: "note", role: "status" });
-  const texts = new Texts(chunks, Math.ceil(count / index.chunk));
-  let latest = 0;
-  const apply = async (opened) => {
-    const turn = ++latest;
-    const wanted = read(filters);
-    let places = columns.step.map((_, place) => place).filter((place) => fits(columns, place, wanted));
-    if (wanted.text) {
-      status.textContent = "Searching …";
-      const found = await texts.containing(wanted.text);
-      if (turn !== latest) return; // the filters have changed since
-      places = places.filter((place) => found.has(place));
+  const list = new TrajectoryList(index);
+  await list.applyFilters();
+  ITEM_OPENERS.set("rollout", (number) => list.openRollout(number));
+  page.filterTrajectories = (values) => list.setFilters(values);
+}
+
+class TrajectoryList {
+  constructor({ columns, total, chunk: chunkSize }) {
+    const count = columns.step.length;
+    this.columns = columns;
+    this.chunks = new ChunkedList("trajectories", chunkSize);
+    this.searchIndex = new SearchIndex(this.chunks, Math.ceil(count / chunkSize));
+    this.filterRuns = 0; // how often the filters have been applied
+
+    const shownCount =
+      count < total
+        ? `${formatNumber(count)} of ${formatNumber(total)}, drawn over the whole run`
+        : formatNumber(count);
+    this.section = addSection(
+      "trajectories",
+      "Trajectories",
+      `${shownCount}. In brackets the advantage in the group. ` +
+        "Keys: j and k for the next and the one before, / to search.",
+    );
+    this.filters = createTrajectoryFilters(columns, () => this.applyFilters());
+    this.status = el("p", { class: "note", role: "status" });
+    this.browser = new ItemBrowser(
+      "trajectories",
+      (item) => describeTrajectory(columns, item),
+      (item) => this.renderItem(item),
+    );
+    const controls = renderFilters(Object.values(this.filters));
+    this.section.append(controls, this.status, this.browser.node);
+  }
+
+  async renderItem(item) {
+    const trajectory = await this.chunks.loadItem(item);
+    const group = renderGroup(this.columns, item, (values) => this.setFilters(values));
+    return renderTrajectory(this.columns, item, trajectory, group);
+  }
+
+  /** Lists the trajectories that fit the filters, with `openedItem` open if it is one of them. */
+  async applyFilters(openedItem) {
+    this.filterRuns += 1;
+    const filterRun = this.filterRuns;
+    const values = readFilters(this.filters);
+
+    let items = this.columns.step.map((_, item) => item);
+    items = items.filter((item) => fitsFilters(this.columns, item, values));
+    if (values.text) {
+      this.status.textContent = "Searching …";
+      const matches = await this.searchIndex.findText(values.text);
+      // The filters may have changed since.
+      if (filterRun !== this.filterRuns) return;
+      items = items.filter((item) => matches.has(item));
     }
-    places.sort(ORDERS[wanted.order](columns));
-    status.textContent = `${places.length.toLocaleString("en")} ${places.length === 1 ? "fits" : "fit"}`;
-    await browser.show(places, opened);
-  };
-  const filters = trajectoryFilters(columns, apply);
-  node.append(el("div", { class: "filters" }, ...Object.values(filters).map((one) => one.wrapped)), status, browser.node);
-  await apply();
-  NAMED.rollout = async (number) => {
-    const place = columns.number.indexOf(number);
-    if (browser.places.includes(place)) { node.scrollIntoView(); await browser.move(browser.places.indexOf(place)); }
-    else if (place >= 0) await only({}, place);
-  };
-  page.only = only; // to set some filters from elsewhere on the page, for example a step that was clicked on
+    const compare = TRAJECTORY_ORDERS[values.order].compare;
+    items.sort((item, other) => compare(this.columns, item, other) || item - other);
+
+    this.status.textContent = `${formatNumber(items.length)} ${items.length === 1 ? "fits" : "fit"}`;
+    await this.browser.showItems(items, openedItem);
+  }
+
+  /** Sets some filters, clears all others, and goes to the list. */
+  setFilters(values, openedItem) {
+    for (const [name, { control }] of Object.entries(this.filters)) {
+      const emptyValue = name === "order" ? "first" : "";
+      control.value = values[name] ?? emptyValue;
+    }
+    const movesLittle = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    this.section.scrollIntoView({ behavior: movesLittle ? "auto" : "smooth" });
+    return this.applyFilters(openedItem);
+  }
+
+  /** Opens the rollout with this number, also if the filters have to be cleared for it. */
+  async openRollout(number) {
+    const item = this.columns.number.indexOf(number);
+    const position = this.browser.items.indexOf(item);
+    if (position >= 0) {
+      this.section.scrollIntoView();
+      await this.browser.moveTo(position);
+    } else if (item >= 0) {
+      await this.setFilters({}, item);
+    }
+  }
 }
 
-/** The rollouts of the same question in the same step, which GRPO compares with each other. */
-function groupOf(columns, place, only) {
-  const group = columns.group[place];
-  const places = columns.group.map((_, other) => other).filter((other) => columns.group[other] === group);
-  if (places.length < 2) return null;
-  const link = (other) => (other === place ? "this one" : el("a", { href: `#rollout-${columns.number[other]}`, text: "read" }));
-  const rows = places.map((other) => [link(other), columns.reward[other], columns.advantage[other], columns.status[other].replaceAll("_", " ")]);
-  const show = el("button", { type: "button", text: `Show these ${places.length} alone`, onclick: () => only({ group: String(group) }) });
-  const rollouts = table(["", "reward", "advantage", "outcome"], rows);
-  rollouts.classList.add("short");
-  return el("div", { class: "group" }, el("h3", { text: "Its group" }), rollouts, show);
-}
-
-const ORDERS = {
-  first: () => (a, b) => a - b,
-  last: () => (a, b) => b - a,
-  best: (columns) => (a, b) => (columns.reward[b] ?? -Infinity) - (columns.reward[a] ?? -Infinity) || a - b,
-  worst: (columns) => (a, b) => (columns.reward[a] ?? Infinity) - (columns.reward[b] ?? Infinity) || a - b,
-  longest: (columns) => (a, b) => columns.turns[b] - columns.turns[a] || a - b,
+// Orders of the list, each with its text and its comparison. A comparison of 0, or of two missing
+// rewards (NaN), leaves two items in the order of the run.
+const TRAJECTORY_ORDERS = {
+  first: { text: "first steps first", compare: () => 0 },
+  last: { text: "last steps first", compare: (columns, item, other) => other - item },
+  best: {
+    text: "best reward first",
+    compare: ({ reward }, item, other) =>
+      (reward[other] ?? -Infinity) - (reward[item] ?? -Infinity),
+  },
+  worst: {
+    text: "worst reward first",
+    compare: ({ reward }, item, other) => (reward[item] ?? Infinity) - (reward[other] ?? Infinity),
+  },
+  longest: {
+    text: "most turns first",
+    compare: ({ turns }, item, other) => turns[other] - turns[item],
+  },
 };
 
-function trajectoryFilters(columns, apply) {
-  let waiting;
-  const soon = () => { clearTimeout(waiting); waiting = setTimeout(apply, 150); };
-  const [first, last] = minmax(columns.step);
-  const step = { type: "number", min: first, max: last };
-  const right = columns.match.map((value) => (value === null ? "" : value ? "right" : "wrong"));
-  const filters = {
-    status: filter("outcome", counted(columns.status), apply),
-    answer: filter("answer", counted(right), apply),
-    task: filter("task", counted(columns.task), apply),
-    mode: filter("mode", counted(columns.mode), apply),
-    prompt: filter("system prompt", counted(columns.prompt), apply),
-    from: filter("from step", null, soon, { ...step, placeholder: first }),
-    to: filter("to step", null, soon, { ...step, placeholder: last }),
-    group: filter("group", null, soon, { type: "number", min: 0 }),
-    order: filter("order", [["first", "first steps first"], ["last", "last steps first"], ["best", "best reward first"], ["worst", "worst reward first"], ["longest", "most turns first"]], apply),
-    text: filter("text in question, turns or replies", null, soon, { type: "search" }),
+/** The filters by the names of `fitsFilters`; choices with only one value are left out. */
+function createTrajectoryFilters(columns, applyFilters) {
+  // While somebody is writing, the filters wait.
+  let timer;
+  const applySoon = () => {
+    clearTimeout(timer);
+    timer = setTimeout(applyFilters, 150);
   };
-  // A filter with nothing to choose from is left out; "all" and one value are no choice.
-  for (const name of ["answer", "task", "mode", "prompt"]) if (filters[name].control.options.length < 3) delete filters[name];
+  const choose = (name, values) => createSelect(name, countOptions(values), applyFilters);
+
+  const [firstStep, lastStep] = findRange(columns.step);
+  const stepRange = { type: "number", min: firstStep, max: lastStep };
+  const orders = Object.entries(TRAJECTORY_ORDERS).map(([name, { text }]) => [name, text]);
+  const filters = {
+    status: choose("outcome", columns.status),
+    answer: choose("answer", columns.match.map(judgeAnswer)),
+    task: choose("task", columns.task),
+    mode: choose("mode", columns.mode),
+    prompt: choose("system prompt", columns.prompt),
+    from: createInput("from step", { ...stepRange, placeholder: firstStep }, applySoon),
+    to: createInput("to step", { ...stepRange, placeholder: lastStep }, applySoon),
+    group: createInput("group", { type: "number", min: 0 }, applySoon),
+    order: createSelect("order", orders, applyFilters),
+    text: createInput("text in question, turns or replies", { type: "search" }, applySoon),
+  };
+
+  for (const name of ["answer", "task", "mode", "prompt"]) {
+    const optionCount = filters[name].control.options.length; // with "all"
+    if (optionCount < 3) delete filters[name];
+  }
   return filters;
 }
 
-const read = (filters) => Object.fromEntries(Object.entries(filters).map(([name, { control }]) => [name, control.value.trim()]));
-
-function fits(columns, place, wanted) {
-  const same = (name) => !wanted[name] || String(columns[name][place]) === wanted[name];
-  return same("status") && same("task") && same("mode") && same("prompt")
-    && (!wanted.answer || columns.match[place] === (wanted.answer === "right" ? 1 : 0))
-    && (!wanted.group || columns.group[place] === Number(wanted.group))
-    && (!wanted.from || columns.step[place] >= Number(wanted.from))
-    && (!wanted.to || columns.step[place] <= Number(wanted.to));
+function judgeAnswer(match) {
+  if (match === null) return "";
+  return match ? "right" : "wrong";
 }
 
-/** All that can be searched, in lower case; unpacked at the first search. */
-class Texts {
-  constructor(chunks, number) {
-    Object.assign(this, { chunks, number, kept: null });
+function readFilters(filters) {
+  const values = {};
+  for (const [name, { control }] of Object.entries(filters)) {
+    values[name] = control.value.trim();
   }
-  async all() {
+  return values;
+}
+
+/** Whether a trajectory fits all filters but the text. An empty value filters nothing. */
+function fitsFilters(columns, item, values) {
+  for (const name of ["status", "task", "mode", "prompt"]) {
+    if (values[name] && String(columns[name][item]) !== values[name]) return false;
+  }
+  if (values.answer && columns.match[item] !== (values.answer === "right" ? 1 : 0)) return false;
+  if (values.group && columns.group[item] !== Number(values.group)) return false;
+  if (values.from && columns.step[item] < Number(values.from)) return false;
+  if (values.to && columns.step[item] > Number(values.to)) return false;
+  return true;
+}
+
+/** The texts of all trajectories in lower case, which are unpacked at the first search. */
+class SearchIndex {
+  constructor(chunks, chunkCount) {
+    this.chunks = chunks;
+    this.chunkCount = chunkCount;
+    this.texts = null; // a promise of them
+  }
+
+  /** The indices of the trajectories with this text in question, turns or replies. */
+  async findText(text) {
+    this.texts ??= this.loadTexts();
+    const texts = await this.texts;
+    const searchedText = text.toLowerCase();
+
+    const matches = new Set();
+    texts.forEach((trajectoryText, item) => {
+      if (trajectoryText.includes(searchedText)) matches.add(item);
+    });
+    return matches;
+  }
+
+  async loadTexts() {
     const texts = [];
-    for (let chunk = 0; chunk < this.number; chunk++) {
-      for (const one of await this.chunks.chunk(chunk)) {
-        const parts = [one.question ?? "", ...one.turns.map((turn) => turn.text), ...one.observations.map((reply) => reply.error ?? reply.text)];
+    for (let number = 0; number < this.chunkCount; number++) {
+      const trajectories = await this.chunks.loadChunk(number);
+      for (const { question, turns, observations } of trajectories) {
+        const turnTexts = turns.map((turn) => turn.text);
+        const replyTexts = observations.map((observation) => observation.error ?? observation.text);
+        const parts = [question ?? "", ...turnTexts, ...replyTexts];
         texts.push(parts.join("\n").toLowerCase());
       }
     }
     return texts;
   }
-  async containing(text) {
-    this.kept ??= this.all();
-    const wanted = text.toLowerCase();
-    const found = new Set();
-    (await this.kept).forEach((one, place) => one.includes(wanted) && found.add(place));
-    return found;
-  }
-}
-
-function trajectoryRow(columns, place) {
-  const status = columns.status[place], advantage = columns.advantage[place];
-  const answered = status === "answered" && columns.match[place] !== null;
-  const outcome = answered ? (columns.match[place] ? "✓ right" : "✗ wrong") : status.replaceAll("_", " ");
-  const good = answered ? columns.match[place] : status === "answered";
-  const apart = advantage ? ` (${advantage > 0 ? "+" : ""}${advantage.toFixed(2)})` : "";
-  const meta = [`step ${columns.step[place]} · `, el("span", { class: good ? "good" : "bad", text: outcome }), ` · reward ${number(columns.reward[place])}${apart} · ${plural(columns.turns[place], "turn")}`];
-  return [oneLine(columns.title[place]) || "(no question)", meta];
-}
-
-function trajectoryDetail(columns, place, one, group) {
-  const status = columns.status[place];
-  const facts = [`${columns.mode[place]}, step ${columns.step[place]}`, `${one.tokens?.agent ?? "–"} tokens of the agent, ${one.tokens?.observation ?? "–"} of replies`];
-  if (one.cost_usd) facts.push(dollars(one.cost_usd));
-  const content = [
-    el("h3", { text: "Question" }), written(one.question ?? ""),
-    el("p", { class: "note" }, el("span", { class: `tag ${status === "answered" ? "" : "bad"}`, text: status.replaceAll("_", " ") }),
-      ` · ${facts.join(" · ")} · seed ${one.seed ?? "–"} · `, el("a", { href: `#rollout-${columns.number[place]}`, text: "link to this one" })),
-  ];
-  if (one.answers) content.push(pair("accepted", one.answers.join(" / ")), pair("answered", one.answer ?? "nothing"));
-  if (one.returned) content.push(el("h3", { text: "What the program returned besides" }), written(one.returned));
-  if (one.error) content.push(el("p", { class: "bad" }, "Failed, and left out of training: "), written(`${one.error.kind}: ${one.error.what}`));
-  const reward = one.parts.length ? el("div", {}, el("h3", { text: "Reward" }), table(["part", "value"], one.parts)) : null;
-  content.push(el("div", { class: "beside" }, reward, group), el("h3", { text: "Conversation" }), ...conversation(one));
-  return content;
-}
-
-const pair = (name, text) => el("p", { class: "note pair" }, `${name}: `, el("bdi", { class: "text", text: oneLine(text).slice(0, 500) }));
-
-function conversation(one) {
-  const said = [];
-  const source = one.first_request ? "program" : "environment";
-  if (one.first_request) said.push(saying(source, "first request", one.first_request, "said other", false));
-  one.turns.forEach((turn, place) => {
-    const odd = turn.well_formed ? "" : `not well formed${turn.problem ? `: ${turn.problem}` : ""}`;
-    said.push(saying("agent", `turn ${place + 1}${odd ? ` · ${odd}` : ""}`, turn.text, "said", true));
-    const reply = one.observations[place];
-    if (!reply) return;
-    const how = `${number(reply.seconds, 2)} s${reply.cached ? ", recorded" : ""}`;
-    said.push(saying(reply.error ? `${source} failed` : source, how, reply.error ?? reply.text, `said other${reply.error ? " failed" : ""}`, false));
-  });
-  return said;
-}
-
-function saying(who, how, text, style, tags) {
-  return el("div", { class: style }, el("div", { class: "who" }, who, el("span", { text: how })), written(text, { tags }));
 }

@@ -4,7 +4,7 @@ import pytest
 
 from agentic_prompting.llm import Misconfigured, ServerFailed
 from agentic_prompting.programs import ProgramFailed
-from agentic_prompting.rollout import Limits, Observation, Rollout, RolloutFacts
+from agentic_prompting.rollout import Observation, Rollout, RolloutFacts
 from agentic_prompting.trainers.batch_monitor import FailureWatch
 
 ANSWERED = RolloutFacts.of(Rollout([1]).finish("answered"))
@@ -61,23 +61,3 @@ def test_the_first_failure_is_logged_once(caplog):
     watch.check_batch([FAILED], hint="; see FILE")
     (line,) = caplog.messages
     assert "1 of 1 rollouts" in line and "50%" in line and line.endswith("; see FILE")
-
-
-@pytest.mark.parametrize("has_environment", [False, True])
-def test_cut_off_completions_have_a_form_only_with_an_environment(caplog, has_environment):
-    truncated = RolloutFacts.of(Rollout([1]).finish("truncated"))
-    watch = FailureWatch(window=9, max_share=0.5)
-    limits = Limits(max_turn_tokens=24, max_tokens=24)
-    assert watch.warn_about_format([truncated] * 4, limits, has_environment)
-    assert "max_completion_length" in caplog.text
-    assert ("grammar" in caplog.text) == has_environment
-
-
-def test_a_program_without_answers_is_not_told_of_a_grammar(caplog):
-    rollout = Rollout([1])
-    rollout.counts = {"program/calls": 1}
-    facts = [RolloutFacts.of(rollout.finish("malformed"))] * 4
-    watch = FailureWatch(window=9, max_share=0.5, prompt_description="'{question}'")
-    assert watch.warn_about_format(facts, Limits(), has_environment=True)
-    assert "program" in caplog.text and "None" in caplog.text
-    assert "grammar" not in caplog.text and "{question}" not in caplog.text

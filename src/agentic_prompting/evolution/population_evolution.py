@@ -1,4 +1,4 @@
-"""E-SPL's Algorithm 1 for the prompts: draw, rate, choose what is reflected on, add the children.
+"""E-SPL's Algorithm 1 for the prompts: draw, rate, choose parents, add the children.
 
 [`ESPLTrainer`] and [`evolve`] share it. It needs no torch and knows no trainer. The caller plays
 the prompts and passes their results to [`PopulationEvolution.record`]. A reflector works on the

@@ -24,7 +24,6 @@ from ..evaluation.repeats import passes
 from ..llm import spans
 from ..llm.guard import traceback_of
 from ..rollout import (
-    Limits,
     Rollout,
     RolloutFacts,
     RolloutLog,
@@ -33,7 +32,8 @@ from ..rollout import (
     rollout_metrics,
     rollout_record,
 )
-from .rollouts import Batch, BatchPosition
+from .first_batches import FirstBatchWatch
+from .rollouts import Batch
 from .tracing import trace_batch, trace_rewards
 
 logger = logging.getLogger(__name__)
@@ -50,18 +50,6 @@ float32, but up to 1.3 in bfloat16, where rounding may send a token of a mixture
 another expert.
 """
 MAX_TRACEBACKS = 100  # per run, in its file of tracebacks
-REWARD_TOLERANCE = 1e-6  # rewards that differ by no more count as equal
-MAX_UNREADABLE_SHARE = 0.9  # of the first step's rollouts; above it a warning is logged
-_NO_ANSWER_ADVICE = (
-    "it returned None or an empty text (a command: it printed nothing), or raised an error that "
-    "mistakes= lists; every path of a function has to end with `return` and its answer"
-)
-UNSCORED_BATCHES = 5
-"""Batches without any reward from a function, at the start of a run, before a warning is logged.
-
-A function that judges one task of several returns `None` for the others, so it may have nothing to
-judge in a single batch.
-"""
 
 
 # --- a batch -> metrics and records ------------------------------------------------------------
@@ -119,16 +107,14 @@ class BatchMonitor:
     Args:
         log ([`RolloutLog`]): The record of this process's rollouts.
         failures ([`FailureWatch`]): Decides when too many rollouts fail.
+        first_batches ([`FirstBatchWatch`]): Warns of first batches that cannot train anything.
         run_id (`int`): Distinguishes the records of several runs in one folder.
         reward_names (`list[str]`): The names of the reward functions.
-        limits ([`Limits`]): Mentioned in the warning about truncated rollouts.
         process_index (`int`): The number of this process. Only the first one logs warnings.
         show_batch (`Callable`, *optional*): Called with mode, rollouts and rewards; see
             [`LiveView.show`].
         measure_environments (`bool`, *optional*, defaults to `False`): Whether to add metrics by
             environment.
-        has_environment (`bool`, *optional*, defaults to `False`): Whether the agent may ask an
-            environment, for the warning about a flat reward.
 
     Attributes:
         some_failed (`bool`): Whether any rollout of the last training batch failed, on any process.
@@ -138,28 +124,23 @@ class BatchMonitor:
         self,
         log: RolloutLog,
         failures: FailureWatch,
+        first_batches: FirstBatchWatch,
         run_id: int,
         reward_names: Sequence[str],
-        limits: Limits,
         process_index: int,
         show_batch: Callable[..., None] | None = None,
         measure_environments: bool = False,
-        has_environment: bool = False,
     ):
         self.log = log
         self.failures = failures
+        self.first_batches = first_batches
         self.run_id = run_id
         self.reward_names = reward_names
-        self.limits = limits
         self.process_index = process_index
         self.show_batch = show_batch
         self.measure_environments = measure_environments
-        self.has_environment = has_environment
         self.some_failed = False
         self._warned_about_logprobs = False
-        self._checked_first_batch = False
-        # From the first batch on, until there have been `UNSCORED_BATCHES` of them.
-        self._unscored: UnscoredRewards | None = None
         self._traceback_file = log.folder / f"errors-{process_index:05d}.txt"
         self._traceback_frames: set[str] = set()  # of tracebacks in the file
 
@@ -183,10 +164,8 @@ class BatchMonitor:
 
         if batch.position.is_training:
             self.some_failed = bool(failed.any())
-            if batch.position.step == 0 and self.process_index == 0:
-                self._check_first_batch(facts, totals.tolist(), batch.position)
-            if self._unscored is not None:
-                self._unscored.check_batch(rewards, int((~failed).sum()))
+            if self.process_index == 0:
+                self.first_batches.check_batch(facts, rewards, totals.tolist(), batch.position)
 
         # Record the rollouts of this process.
         first_index = self.process_index * len(batch.rollouts)
@@ -213,34 +192,6 @@ class BatchMonitor:
             if diversity is not None:
                 metrics["groups/diversity"] = diversity
         return BatchSummary(metrics=metrics, totals=totals, failed=failed, stop_reason=stop_reason)
-
-    def _check_first_batch(
-        self,
-        facts: Sequence[RolloutFacts],
-        totals: Sequence[float],
-        position: BatchPosition,
-    ) -> None:
-        """Log a warning if the first batch of a run cannot train anything.
-
-        Many rollouts without an answer point to a mistake in the prompt. Otherwise the rewards may
-        be flat.
-        """
-        if self._checked_first_batch:
-            return
-        self._checked_first_batch = True
-        # With several environments a batch may have no rollout for a function.
-        if not self.measure_environments:
-            self._unscored = UnscoredRewards(self.reward_names, position.batch_count)
-        if self.failures.warn_about_format(facts, self.limits, self.has_environment):
-            return
-        reason = describe_flat_reward(facts, totals, position.group_size, self.has_environment)
-        if reason:
-            logger.warning(
-                "the reward is flat in the first batch: in no group do the rollouts have different "
-                'rewards, so there is no gradient; %s. See "My reward is flat" on the page '
-                "Troubleshooting",
-                reason,
-            )
 
     def record_unscored(self, batch: Batch) -> None:
         """Record this process's rollouts of a batch, without rewards: a reward function has raised.
@@ -324,52 +275,6 @@ class BatchMonitor:
         self.some_failed = state["some_failed"]
 
 
-class UnscoredRewards:
-    """Looks for reward functions that return `None` or NaN for every rollout of the first batches.
-
-    Args:
-        names (`Sequence[str]`): The names of the reward functions.
-        batch_count (`int`): Batches of the whole run, which may be fewer than [`UNSCORED_BATCHES`].
-            0 if it is not known.
-    """
-
-    def __init__(self, names: Sequence[str], batch_count: int):
-        self.names = names
-        self.last_batch = min(batch_count or UNSCORED_BATCHES, UNSCORED_BATCHES)
-        self.batches = 0
-        self.rollouts = 0
-        self.has_scored = [False] * len(names)
-
-    def check_batch(self, rewards: torch.Tensor, scorable_count: int) -> None:
-        """Count a batch. After the last one, log a warning for each function without a reward.
-
-        Args:
-            rewards (`torch.Tensor`): Of shape `(rollouts, reward functions)`, NaN where there is
-                none.
-            scorable_count (`int`): Rollouts that did not fail.
-        """
-        if self.batches >= self.last_batch:
-            return
-        self.batches += 1
-        self.rollouts += scorable_count
-        scored_now = (~rewards.isnan()).any(dim=0).tolist()
-        self.has_scored = [
-            before or now for before, now in zip(self.has_scored, scored_now, strict=True)
-        ]
-        if self.batches < self.last_batch or not self.rollouts:
-            return
-        for name, has_scored in zip(self.names, self.has_scored, strict=True):
-            if not has_scored:
-                logger.warning(
-                    "the reward function %s gave none of the first %d rollouts (%d batches) a "
-                    "reward: it returned None or NaN each time. Other reward functions count "
-                    "alone there; without any, nothing is learned",
-                    name,
-                    self.rollouts,
-                    self.batches,
-                )
-
-
 def round_reward(reward: float) -> float | None:
     """Return a reward for a record: rounded, `None` instead of NaN."""
     if reward != reward:  # NaN: there is no reward
@@ -389,67 +294,6 @@ def _measure_diversity(rollouts: Sequence[Rollout]) -> float | None:
     values = [group_diversity(texts) for texts in groups.values()]
     known_values = gather_object([value for value in values if value is not None])
     return sum(known_values) / len(known_values) if known_values else None
-
-
-def describe_flat_reward(
-    facts: Sequence[RolloutFacts],
-    rewards: Sequence[float],
-    group_size: int,
-    has_environment: bool,
-) -> str:
-    """Return why no group of a batch has a gradient; an empty text if some group has one.
-
-    Args:
-        facts (`Sequence[RolloutFacts]`): The rollouts of all processes.
-        rewards (`Sequence[float]`): The reward of each that is trained on; NaN where there is none.
-        group_size (`int`): Rollouts of a group, which are neighbours.
-        has_environment (`bool`): Whether the agent may ask an environment.
-    """
-    # The rewards of each group that can be compared.
-    groups = []
-    for start in range(0, len(rewards), group_size):
-        group = [reward for reward in rewards[start : start + group_size] if not math.isnan(reward)]
-        if len(group) > 1:
-            groups.append(group)
-    is_flat = all(max(group) - min(group) <= REWARD_TOLERANCE for group in groups)
-    if not groups or not is_flat:
-        return ""
-
-    # What all rollouts with a reward have in common.
-    scored = [fact for fact, reward in zip(facts, rewards, strict=True) if not math.isnan(reward)]
-    causes = []
-    group_rewards = [group[0] for group in groups]
-    if max(group_rewards) - min(group_rewards) <= REWARD_TOLERANCE:
-        causes.append(f"every reward is {group_rewards[0]:g}")
-    else:
-        causes.append("rewards differ between questions only, not between rollouts of a question")
-    statuses = {fact.status for fact in scored}
-    if statuses == {"truncated"}:
-        causes.append(
-            "every rollout was cut off: raise max_turn_tokens= and max_completion_length="
-        )
-    elif statuses == {"malformed"} and all(_is_of_program(fact) for fact in scored):
-        causes.append(f"the program gave no answer in any rollout: {_NO_ANSWER_ADVICE}")
-    elif statuses == {"malformed"}:
-        causes.append("every turn was malformed: the prompt has to tell the agent how to write")
-    elif has_environment and not any(_has_asked(fact) for fact in scored):
-        causes.append("no rollout asked the environment: the prompt has to tell the agent how")
-    else:
-        causes.append(
-            "take harder or easier questions, a finer reward, more num_generations= or a higher "
-            "temperature="
-        )
-    return "; ".join(causes)
-
-
-def _has_asked(fact: RolloutFacts) -> bool:
-    """Whether a rollout called the environment; a program answers itself."""
-    return fact.interactions > 0 or _is_of_program(fact)
-
-
-def _is_of_program(fact: RolloutFacts) -> bool:
-    """Whether an agent program played a rollout."""
-    return "program/calls" in fact.counts
 
 
 # --- the sampler against the trainer -------------------------------------------------------------
@@ -541,22 +385,18 @@ class FailureWatch:
     Args:
         window (`int`): Number of recent batches that count.
         max_share (`float`): The largest share of these batches' rollouts that may fail.
-        prompt_description (`str`, *optional*): The prompt template in use and its origin, for the
-            warning about the format.
 
     Attributes:
         has_trained (`bool`): Whether a rollout of training succeeded.
     """
 
-    def __init__(self, window: int, max_share: float, prompt_description: str = ""):
+    def __init__(self, window: int, max_share: float):
         self.max_share = max_share
-        self.prompt_description = prompt_description
         self.has_trained = False
         # Failed and all rollouts of recent batches.
         self._recent_counts: deque[tuple[int, int]] = deque(maxlen=window)
         self._last_cause = ""  # of a training batch in which rollouts failed
         self._warned_about_failures = False
-        self._warned_about_format = False
 
     def check_batch(
         self,
@@ -618,68 +458,6 @@ class FailureWatch:
         if self.has_trained or not self._last_cause:
             return ""
         return f"every rollout of this run failed, the last with {self._last_cause}"
-
-    def warn_about_format(
-        self, facts: Sequence[RolloutFacts], limits: Limits, has_environment: bool = True
-    ) -> bool:
-        """Log a warning, once, if nearly all rollouts of the first step were cut off or malformed.
-
-        Args:
-            facts (`Sequence[RolloutFacts]`): The rollouts of all processes.
-            limits ([`Limits`]): Mentioned in the warning.
-            has_environment (`bool`, *optional*, defaults to `True`): Whether the agent may ask an
-                environment. Otherwise the prompt asks for no form.
-
-        Returns:
-            `bool`: Whether they were.
-        """
-        truncated = sum(fact.status == "truncated" for fact in facts)
-        malformed = sum(fact.status == "malformed" for fact in facts)
-        is_fine = truncated + malformed <= MAX_UNREADABLE_SHARE * len(facts)
-        if is_fine:
-            return False
-        if self._warned_about_format:
-            return True
-        self._warned_about_format = True
-        if not has_environment and not malformed:
-            logger.warning(
-                "%d of %d completions of the first step were cut off at %d tokens, before their "
-                "end: raise max_completion_length= (and max_turn_tokens=, if it is set). They are "
-                "scored as they are, as in TRL, unless mask_truncated_completions=True",
-                truncated,
-                len(facts),
-                min(limits.max_turn_tokens, limits.max_tokens),
-            )
-            return True
-        # A program writes its own messages, and returns the answer itself.
-        if all(_is_of_program(fact) for fact in facts):
-            logger.warning(
-                "%d of %d rollouts of the first step ended without an answer (in %d the program "
-                "gave none, in %d the conversation left no room for a reply). If the program gave "
-                "none, %s. If there was no room, raise max_completion_length=%d. Look at some with "
-                "`agentic-prompting report`",
-                truncated + malformed,
-                len(facts),
-                malformed,
-                truncated,
-                _NO_ANSWER_ADVICE,
-                limits.max_tokens,
-            )
-            return True
-        logger.warning(
-            "%d of %d rollouts of the first step gave no answer in the form that the prompt asks "
-            "for (%d cut off, %d fit no rule of the grammar). Look at some with `agentic-prompting "
-            "report`; the prompt has to tell the agent how to write, and max_turn_tokens=%d and "
-            "max_completion_length=%d have to allow it. The prompt is %s",
-            truncated + malformed,
-            len(facts),
-            truncated,
-            malformed,
-            limits.max_turn_tokens,
-            limits.max_tokens,
-            self.prompt_description,
-        )
-        return True
 
     def _warn_about_failures(
         self, failed: Sequence[RolloutFacts], rollout_count: int, hint: str

@@ -62,6 +62,7 @@ from .batch_monitor import (
 from .callbacks import LiveView, LogFile, use_one_line_progress
 from .checkpointing.stop_training import check_budget, gather_first_reason, stop_training
 from .config import MultiTurnGRPOConfig
+from .first_batches import FirstBatchWatch
 from .hub import HubGRPOTrainer, explain_missing_model
 from .loading import (
     check_experts,
@@ -387,14 +388,19 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         args = self.args
         return BatchMonitor(
             log=rollout_log,
-            failures=FailureWatch(args.failure_window, args.max_failed_share, prompt_description),
+            failures=FailureWatch(args.failure_window, args.max_failed_share),
+            first_batches=FirstBatchWatch(
+                self.reward_func_names,
+                self.limits,
+                prompt_description,
+                has_environment=self.environment is not None,
+                has_several_environments=bool(self.spec.environments),
+            ),
             run_id=run_id,
             reward_names=self.reward_func_names,
-            limits=self.limits,
             process_index=args.process_index,
             show_batch=self.live_view.show if self.live_view.is_wanted() else None,
             measure_environments=bool(self.spec.environments),
-            has_environment=self.environment is not None,
         )
 
     def _add_progress_callbacks(self, rollout_log: RolloutLog, run_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Reward functions: as a trainer takes them, as TRL calls them, and the completions that they get.
+"""Reward functions: the trainer's argument, the checks of each call, and the completions.
 
 Each one is guarded, so that an `exit()` in it costs one batch its rewards rather than ending the
 run. A return value is checked in the first batch and not earlier: a call on a made-up rollout could

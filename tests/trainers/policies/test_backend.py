@@ -15,12 +15,12 @@ from agentic_prompting.llm.loop import start
 from agentic_prompting.local import Sampling
 from agentic_prompting.rollout import Sample, SampleRequest, run_with_engine
 from agentic_prompting.trainers.policies import PeerFailed
+from agentic_prompting.trainers.policies.backend import GatheredWeights
 from agentic_prompting.trainers.policies.batch_samplers import (
     CollectivePolicy,
     ContinuousBatchingSampler,
     TRLSampler,
 )
-from agentic_prompting.trainers.policies.gathered_weights import GatheredWeights
 from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy, warn_of_shaped_logprobs
 from agentic_prompting.trainers.policies.vllm_client import connect_servers
 from agentic_prompting.trainers.rollouts import rank_barrier

@@ -5,8 +5,11 @@ import math
 
 import pytest
 
-from agentic_prompting.rollout import BatchEngine, RolloutFacts
-from agentic_prompting.trainers.batch_monitor import describe_flat_reward
+from agentic_prompting.rollout import BatchEngine, Limits, RolloutFacts
+from agentic_prompting.trainers.first_batches import (
+    describe_flat_reward,
+    describe_missing_answers,
+)
 from support.training import Acts, trainer_for
 
 
@@ -65,6 +68,21 @@ def test_one_group_with_a_gradient_is_enough():
 )
 def test_who_cannot_ask_is_not_blamed(fact, has_environment):
     assert "asked" not in describe_flat_reward([fact] * 2, [0.0, 0.0], 2, has_environment)
+
+
+@pytest.mark.parametrize("has_environment", [False, True])
+def test_cut_off_completions_have_a_form_only_with_an_environment(has_environment):
+    limits = Limits(max_turn_tokens=24, max_tokens=24)
+    warning = describe_missing_answers([facts_of("truncated")] * 4, limits, "", has_environment)
+    assert "max_completion_length" in warning
+    assert ("grammar" in warning) == has_environment
+
+
+def test_a_program_without_answers_is_not_told_of_a_grammar():
+    facts = [facts_of("malformed", counts={"program/calls": 1})] * 4
+    warning = describe_missing_answers(facts, Limits(), "'{question}'", has_environment=True)
+    assert "program" in warning and "None" in warning
+    assert "grammar" not in warning and "{question}" not in warning
 
 
 def test_a_flat_first_step_is_warned_of(tiny_policy, rows, tmp_path, caplog):

@@ -16,10 +16,10 @@ from agentic_prompting.evolution import (
     scores_of,
 )
 from agentic_prompting.evolution.operators import (
-    MAX_CHARS,
-    MAX_EDITS,
-    MAX_PROBLEMS,
-    MAX_REFLECTIONS,
+    MAX_TRACE_CHARS,
+    MAX_TRACE_EDITS,
+    MAX_TRACE_PROBLEMS,
+    MAX_TRACE_REFLECTIONS,
 )
 from support.operators import MIXED, PROMPT, crossover, edits, mutate, problem, reference
 
@@ -107,23 +107,25 @@ def test_a_crossover_and_why():
 
 
 def test_a_line_has_a_limit():
-    huge = "x" * (2 * MAX_CHARS)
+    huge = "x" * (2 * MAX_TRACE_CHARS)
     attempts = tuple(
-        Attempt(f"try this {huge}", float(number % 2)) for number in range(MAX_REFLECTIONS + 2)
+        Attempt(f"try this {huge}", float(number % 2))
+        for number in range(MAX_TRACE_REFLECTIONS + 2)
     )
     trial = PromptResult(
         PROMPT,
         tuple(
-            ProblemResult(f"{number}{huge}", huge, attempts) for number in range(MAX_PROBLEMS + 2)
+            ProblemResult(f"{number}{huge}", huge, attempts)
+            for number in range(MAX_TRACE_PROBLEMS + 2)
         ),
     )
     critique = edits(
         *({"op": "modify", "id": "G9", "text": huge, "reason": huge} for _ in range(9))
     )
     record = record_of(mutate(reference(critique, huge), trial), scores_of([trial]))
-    assert len(record["evidence"]) == MAX_PROBLEMS and len(record["edits"]) == MAX_EDITS
-    assert all(len(shown["reflections"]) <= MAX_REFLECTIONS for shown in record["evidence"])
-    assert all(len(edit["reason"]) < MAX_CHARS + 60 for edit in record["edits"])
+    assert len(record["evidence"]) == MAX_TRACE_PROBLEMS and len(record["edits"]) == MAX_TRACE_EDITS
+    assert all(len(shown["reflections"]) <= MAX_TRACE_REFLECTIONS for shown in record["evidence"])
+    assert all(len(edit["reason"]) < MAX_TRACE_CHARS + 60 for edit in record["edits"])
     assert len(json.dumps(record)) < 200_000
 
 

@@ -1,4 +1,4 @@
-"""Finds children that copy a training problem instead of stating something that helps with others."""
+"""Refuses children that copy a training problem instead of stating what helps with others."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from .operators import MAX_TRACE_CHARS, Outcome
 from .results import ProblemResult
 from .system_prompt import SystemPrompt
+from .templates import shorten
 
 RUN_LENGTH = 8
 """Words in a run. A problem with fewer words is one run."""
@@ -33,6 +35,35 @@ class CopiedProblem:
 
     question: str
     share: float
+
+
+def refuse_copy(
+    outcome: Outcome,
+    parents: Iterable[SystemPrompt],
+    problems: Sequence[ProblemResult],
+    max_copied_share: float,
+) -> Outcome:
+    """Mark how much of a training problem the child of an outcome copies, and drop it above a
+    limit.
+
+    Args:
+        outcome ([`Outcome`]): The outcome of a mutation or crossover; changed in place and
+            returned.
+        parents (`Iterable[SystemPrompt]`): The prompts that the operator saw.
+        problems (`Sequence[ProblemResult]`): The problems that it saw.
+        max_copied_share (`float`): See [`ESPLSettings`].
+    """
+    if outcome.child is None:
+        return outcome
+    copied = find_copied_problem(outcome.child, parents, problems)
+    if copied is None:
+        return outcome
+    question = shorten(copied.question, MAX_TRACE_CHARS)
+    outcome.trace.copied = {"question": question, "share": round(copied.share, 4)}
+    if copied.share <= max_copied_share:
+        return outcome
+    outcome.counts["copied"] += 1
+    return outcome.finish("copied")
 
 
 def find_copied_problem(

@@ -19,7 +19,7 @@ from .evolve_run import Chat, EvolutionStopped, EvolveRun
 from .journal import EvolutionJournal, journal_beside, read_journal
 from .least_budget import LeastBudget, estimate_least_budget
 from .no_evidence import NO_ANSWER_FOUND
-from .operators import MAX_CHARS
+from .operators import MAX_TRACE_CHARS
 from .population import Population, load_state
 from .results import question_of
 from .run_inputs import check_run_inputs
@@ -263,8 +263,8 @@ def _check_held_out_rows(run: EvolveRun, path: Path) -> None:
     learned: set[str] = set()
     for attempt in read_journal(journal_beside(path)):
         learned.update(problem["question"] for problem in attempt.get("evidence", ()))
-    learned -= {shorten(question_of(row), MAX_CHARS) for row in run.rows}
-    overlap = learned & {shorten(question_of(row), MAX_CHARS) for row in eval_rows}
+    learned -= {shorten(question_of(row), MAX_TRACE_CHARS) for row in run.rows}
+    overlap = learned & {shorten(question_of(row), MAX_TRACE_CHARS) for row in eval_rows}
     if overlap:
         raise ValueError(
             f"its run has learned from {len(overlap)} of the rows that are held out now, such as "

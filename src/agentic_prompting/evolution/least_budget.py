@@ -12,6 +12,7 @@ from ..llm.budget import Price, price_tokens
 from ..llm.usage import estimate_prompt_tokens, estimate_text_tokens
 from ..rollout import AgentSpec
 from . import templates
+from .one_call import MAX_FAILURES
 from .population import Population
 from .results import question_of
 from .scoring import read_problems
@@ -21,7 +22,7 @@ from .system_prompt import SystemPrompt
 REPLY_TOKENS = 250
 """Tokens of a reply, for the estimate, unless `max_tokens` of the sampling options is lower."""
 
-_ROWS = 100  # rows that the mean length of a question is computed from
+_SAMPLE_SIZE = 100  # rows that the mean length of a question is computed from
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,9 @@ def estimate_least_budget(
     root = prompt.best() if isinstance(prompt, Population) else SystemPrompt.of(prompt)
     prompt_place: Any = config.prompt_place
     spec = AgentSpec(prompt_template=config.prompt_template)
-    some_rows = read_problems([rows[index] for index in range(min(_ROWS, len(rows)))], "rows")
+    some_rows = read_problems(
+        [rows[index] for index in range(min(_SAMPLE_SIZE, len(rows)))], "rows"
+    )
     messages = [root.messages(spec.messages(row), prompt_place) for row in some_rows]
     policy_input = fmean(estimate_prompt_tokens(conversation) for conversation in messages)
     question_tokens = fmean(estimate_text_tokens(question_of(row)) for row in some_rows)
@@ -94,7 +97,7 @@ def estimate_least_budget(
     if config.reflection != "paper":
         calls = 1
         input_tokens: float = estimate_text_tokens(templates.REVISE) + prompt_tokens
-        input_tokens += min(attempts, 12) * (question_tokens + reply_tokens)
+        input_tokens += min(attempts, MAX_FAILURES) * (question_tokens + reply_tokens)
     else:
         calls = attempts + config.problems_per_step + 1
         summaries = estimate_text_tokens(templates.SUMMARISE) + prompt_tokens + question_tokens

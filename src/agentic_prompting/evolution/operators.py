@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from ..llm import ChatModel, LLMError, Message, Usage, as_chat, fill, gather
 from . import templates
-from .copied_text import find_copied_problem
 from .parsing import ParsedEdits, final_text, parse_edits
 from .results import ProblemResult, PromptResult, common_means, merge_results, sole_wins
 from .settings import ESPLSettings
@@ -53,17 +52,17 @@ MAX_REWRITTEN_WORDS = 500
 MAX_ATTEMPT_CHARS = 20_000
 """Longer attempts are summarised without their middle."""
 
-# Limits of an operator's part of the journal, whose lines stay below about 100 KB.
-MAX_CHARS = 600
+# Limits of an [`OperatorTrace`]: the journal's lines stay below about 100 KB.
+MAX_TRACE_CHARS = 600
 """Characters of each text: question, answer, summary, edit, reason.
 
 Longer texts lose their middle.
 """
-MAX_PROBLEMS = 20
-MAX_REFLECTIONS = 8
+MAX_TRACE_PROBLEMS = 20
+MAX_TRACE_REFLECTIONS = 8
 """Summaries per problem."""
-MAX_EDITS = 60
-MAX_IDS = 20
+MAX_TRACE_EDITS = 60
+MAX_TRACE_IDS = 20
 """Ids per edit."""
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -80,7 +79,7 @@ class OperatorTrace:
         edits (`list[dict]`): Each `problem` (its position in `problems`; `None` in the final plan),
             `op`, `ids`, `text`, `search`, `reason`, `refused` (why it was not applied, or `None`).
         copied (`dict`, *optional*): The `question` that the child has most of, and the `share` of
-            it; see [`find_copied_problem`]. `None` if it copies none.
+            it; see [`refuse_copy`]. `None` if it copies none.
     """
 
     parents: tuple[int, ...] = ()
@@ -91,17 +90,17 @@ class OperatorTrace:
     def show(self, column: int, problem: ProblemResult, summaries: Summaries = ()) -> None:
         """Add a problem that the operator is shown."""
         # The journal's line stays short: further problems are left out.
-        if len(self.problems) == MAX_PROBLEMS:
+        if len(self.problems) == MAX_TRACE_PROBLEMS:
             return
         reflections = [
-            {"reward": reward, "text": shorten(text, MAX_CHARS)}
-            for reward, text in summaries[:MAX_REFLECTIONS]
+            {"reward": reward, "text": shorten(text, MAX_TRACE_CHARS)}
+            for reward, text in summaries[:MAX_TRACE_REFLECTIONS]
         ]
         self.problems.append(
             {
                 "column": column,
-                "question": shorten(problem.question, MAX_CHARS),
-                "truth": shorten(problem.truth, MAX_CHARS),
+                "question": shorten(problem.question, MAX_TRACE_CHARS),
+                "truth": shorten(problem.truth, MAX_TRACE_CHARS),
                 "reflections": reflections,
             }
         )
@@ -111,15 +110,15 @@ class OperatorTrace:
         # Keep the applied edits first, as many as the journal's line may have.
         proposals: list[tuple[Edit, str | None]] = [(edit, None) for edit in report.applied]
         proposals += report.refused
-        for edit, refused in proposals[: MAX_EDITS - len(self.edits)]:
+        for edit, refused in proposals[: MAX_TRACE_EDITS - len(self.edits)]:
             self.edits.append(
                 {
                     "problem": problem,
                     "op": edit.op,
-                    "ids": list(edit.ids)[:MAX_IDS],
-                    "text": shorten(edit.text, MAX_CHARS),
-                    "search": shorten(edit.search, MAX_CHARS),
-                    "reason": shorten(edit.reason, MAX_CHARS),
+                    "ids": list(edit.ids)[:MAX_TRACE_IDS],
+                    "text": shorten(edit.text, MAX_TRACE_CHARS),
+                    "search": shorten(edit.search, MAX_TRACE_CHARS),
+                    "reason": shorten(edit.reason, MAX_TRACE_CHARS),
                     "refused": refused,
                 }
             )
@@ -516,35 +515,6 @@ async def crossover(
     operation = Operation(outcome, best, reference, settings, sampling)
     plan = await operation.ask(templates.CROSSOVER, "crossover", sets=templates.render_sets(sets))
     return operation.finish(plan, Draft(best, settings.max_words), ("add", "modify", "remove"))
-
-
-def refuse_copy(
-    outcome: Outcome,
-    parents: Iterable[SystemPrompt],
-    problems: Sequence[ProblemResult],
-    max_copied_share: float,
-) -> Outcome:
-    """Mark how much of a training problem the child of an outcome copies, and drop it above a
-    limit.
-
-    Args:
-        outcome ([`Outcome`]): The outcome of a mutation or crossover; changed in place and
-            returned.
-        parents (`Iterable[SystemPrompt]`): The prompts that the operator saw.
-        problems (`Sequence[ProblemResult]`): The problems that it saw.
-        max_copied_share (`float`): See [`ESPLSettings`].
-    """
-    if outcome.child is None:
-        return outcome
-    copied = find_copied_problem(outcome.child, parents, problems)
-    if copied is None:
-        return outcome
-    question = shorten(copied.question, MAX_CHARS)
-    outcome.trace.copied = {"question": question, "share": round(copied.share, 4)}
-    if copied.share <= max_copied_share:
-        return outcome
-    outcome.counts["copied"] += 1
-    return outcome.finish("copied")
 
 
 async def correct(

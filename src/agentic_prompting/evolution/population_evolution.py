@@ -15,8 +15,9 @@ from itertools import chain
 from typing import Any, Self
 
 from ..llm import ChatModel, gather, spans
+from .copied_text import refuse_copy
 from .one_call import revise
-from .operators import Outcome, crossover, mutate, refuse_copy
+from .operators import Outcome, crossover, mutate
 from .population import Population, Rating, member_id
 from .results import PromptResult, Row, best_result, scores_of
 from .settings import ESPLSettings

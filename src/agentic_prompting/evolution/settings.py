@@ -175,7 +175,7 @@ class ESPLSettings:
         )
 
     def start_population(
-        self, prompt: SystemPrompt | str | Population, seed: int, alone: bool
+        self, prompt: SystemPrompt | str | Population, seed: int, is_alone: bool
     ) -> Population:
         """Return the population that a run starts with.
 
@@ -183,16 +183,16 @@ class ESPLSettings:
             prompt ([`SystemPrompt`], `str` or [`Population`]): Its root; or a population of the
                 user's own.
             seed (`int`): Seed of a new population.
-            alone (`bool`): Whether one prompt is played at a time, the newest (mode `reflection`).
+            is_alone (`bool`): Whether one prompt is played at a time, the newest (mode `reflection`).
 
         Raises:
             `ValueError`: A setting would have no effect because the population has its own.
         """
         if not isinstance(prompt, Population):
-            return self.population(SystemPrompt.of(prompt), seed, window=1 if alone else None)
+            return self.population(SystemPrompt.of(prompt), seed, window=1 if is_alone else None)
 
         # The user's own population has settings of its own, which must not be contradicted.
-        if alone and prompt.window != 1:
+        if is_alone and prompt.window != 1:
             raise ValueError("mode='reflection' needs a Population with window=1")
         # A setting that is not at its default was meant to have an effect.
         defaults = {option.name: option.default for option in fields(ESPLSettings)}

@@ -40,7 +40,7 @@ SAID = {
 @pytest.mark.parametrize("text", SAID.values(), ids=SAID)
 def test_forms(text):
     read = parse_edits(text)
-    assert read.found
+    assert read.has_block
     assert [(edit.op, edit.text) for edit in read.edits] == [("add", "a")]
 
 
@@ -48,7 +48,7 @@ def test_problems_are_named():
     assert parse_edits(SAID["cut off"]).problems == ("cut_off",)
     assert parse_edits(SAID["one bad item"]).problems == ("unknown_operation",)
     assert parse_edits("I would not change anything.").problems == ("no_json",)
-    assert not parse_edits("See [G3] and {x}.").found
+    assert not parse_edits("See [G3] and {x}.").has_block
 
 
 def test_grouped_by_operation():
@@ -67,7 +67,7 @@ def test_grouped_by_operation():
 
 @pytest.mark.parametrize("text", ["[]", "No change:\n```json\n[]\n```", '{"edits": []}'])
 def test_an_empty_list_is_an_answer(text):
-    assert parse_edits(text).found
+    assert parse_edits(text).has_block
     assert parse_edits(text).edits == ()
 
 
@@ -156,7 +156,7 @@ def test_search_and_replace_blocks():
         Edit("replace", text="new", search="old"),
     )
     cut = parse_edits("<<<<<<< SEARCH\nold\n=======\nnew and th")
-    assert (cut.edits, cut.problems, cut.found) == ((), ("cut_off",), True)
+    assert (cut.edits, cut.problems, cut.has_block) == ((), ("cut_off",), True)
 
 
 PIECES = [
@@ -197,7 +197,7 @@ def test_never_raises(text):
     read = parse_edits(text)
     assert all(isinstance(edit, Edit) and isinstance(edit.text, str) for edit in read.edits)
     assert all(isinstance(name, str) for edit in read.edits for name in edit.ids)
-    assert read.found or not read.edits
+    assert read.has_block or not read.edits
 
 
 plain = st.text(

@@ -205,7 +205,7 @@ def test_limit_counts_what_was_applied():
 def test_a_writer_cannot_touch_what_it_did_not_see():
     draft = Draft(PROMPT)
     draft.apply([Edit("add", text="Another problem's.")])
-    assert draft.apply([Edit("modify", ("G3",), "x")], known={"G0", "G1", "G2"}).counts == {
+    assert draft.apply([Edit("modify", ("G3",), "x")], visible_ids={"G0", "G1", "G2"}).counts == {
         "unknown_id": 1
     }
 

@@ -348,7 +348,7 @@ def test_its_replies_are_in_the_real_format():
             "unchanged",
         )
         for call in reflector.calls[1:]:
-            assert parse_edits(complete(reflector, call).text).found
+            assert parse_edits(complete(reflector, call).text).has_block
 
 
 @pytest.mark.parametrize("mistakes", [0.0, 1.0])

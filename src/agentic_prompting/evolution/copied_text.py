@@ -79,7 +79,9 @@ def find_copied_problem(
         parents (`Iterable[SystemPrompt]`): The prompts that it was made from.
         problems (`Sequence[ProblemResult]`): The problems that its operator may have seen.
     """
-    parent_lines = {tuple(line) for parent in parents for line in _lines_of(parent)}
+    parent_lines: set[tuple[str, ...]] = set()
+    for parent in parents:
+        parent_lines.update(map(tuple, _lines_of(parent)))
     lines = [line for line in _lines_of(child) if tuple(line) not in parent_lines]
     if not lines:
         return None

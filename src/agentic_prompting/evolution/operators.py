@@ -253,8 +253,8 @@ class Operation:
         """Return the edits of a reply. Counts the parts that cannot be read."""
         parsed = parse_edits(text)
         # Beside search and replace blocks, these words stand for an empty list.
-        if self.is_free_text and not parsed.found and templates.NO_CHANGE in text:
-            parsed = ParsedEdits(found=True)
+        if self.is_free_text and not parsed.has_block and templates.NO_CHANGE in text:
+            parsed = ParsedEdits(has_block=True)
         self.outcome.counts.update(f"unread/{problem}" for problem in parsed.problems)
         return parsed
 
@@ -282,7 +282,7 @@ class Operation:
 
         # Read the plan: an empty list of edits is readable, a reply without a list is not.
         parsed = self.read(plan)
-        if not parsed.found or (parsed.problems and not parsed.edits):
+        if not parsed.has_block or (parsed.problems and not parsed.edits):
             return self.outcome.finish("unreadable")
 
         # Without an edit, and with nothing in the draft yet, nothing was proposed.
@@ -370,7 +370,7 @@ async def mutate(
     parsed_critiques = []
     for number, text in critiques:
         parsed = operation.read(text)
-        if parsed.found:
+        if parsed.has_block:
             parsed_critiques.append((number, parsed))
     if not parsed_critiques:
         return outcome.finish("unreadable")
@@ -550,7 +550,7 @@ async def correct(
     for name, reply in zip(principles, replies, strict=True):
         if reply is not None:
             corrections.append((name, operation.read(reply)))
-    if not any(parsed.found for _, parsed in corrections):
+    if not any(parsed.has_block for _, parsed in corrections):
         return outcome.finish("unreadable" if corrections else "call_failed")
 
     # Every check found its principle right.
@@ -559,7 +559,7 @@ async def correct(
 
     # A check may edit only its own principle.
     for name, parsed in corrections:
-        report = draft.apply(parsed.edits, ("modify", "remove"), limit=1, known={name})
+        report = draft.apply(parsed.edits, ("modify", "remove"), limit=1, visible_ids={name})
         operation.record_edits(report, "applied")
     return operation.finish_draft(draft)
 

@@ -105,13 +105,13 @@ class ParsedEdits:
         problems (`tuple[str, ...]`): One label for each part that could not: `no_json`,
             `not_an_edit`, `unknown_operation`, `cut_off` (the reply ended inside the last edit,
             which is left out).
-        found (`bool`): Whether there was a block of edits at all. An empty list is one: nothing is
-            to be changed.
+        has_block (`bool`): Whether there was a block of edits at all. An empty list is one: nothing
+            is to be changed.
     """
 
     edits: tuple[Edit, ...] = ()
     problems: tuple[str, ...] = ()
-    found: bool = False
+    has_block: bool = False
 
 
 def parse_edits(text: str) -> ParsedEdits:
@@ -125,7 +125,7 @@ def parse_edits(text: str) -> ParsedEdits:
 def _parse(text: str) -> ParsedEdits:
     text = replace_surrogates(final_text(text)).replace("\r\n", "\n")
     blocks = _read_blocks(text)
-    if blocks.found:
+    if blocks.has_block:
         return blocks
 
     # The last block that has edits or is an empty list counts; a stray `[G3]` in the prose does
@@ -133,7 +133,7 @@ def _parse(text: str) -> ParsedEdits:
     last: ParsedEdits | None = None
     for values, repaired_text in _find_values(text):
         parsed = _read_values(values, repaired_text)
-        if parsed.found or last is None:
+        if parsed.has_block or last is None:
             last = parsed
     if last is not None and last.edits:
         return last
@@ -346,7 +346,7 @@ def _read_values(values: list[Any], repaired_text: str) -> ParsedEdits:
             problems.append("unknown_operation")
         else:
             edits.append(edit)
-    return ParsedEdits(tuple(edits), tuple(problems), found=True)
+    return ParsedEdits(tuple(edits), tuple(problems), has_block=True)
 
 
 def _find_records(value: object, depth: int = 0) -> Iterator[dict[str, Any]]:

@@ -118,6 +118,11 @@ class PromptResult:
     problems: tuple[ProblemResult, ...]
 
     @property
+    def questions(self) -> tuple[str, ...]:
+        """The problems of the batch."""
+        return tuple(problem.question for problem in self.problems)
+
+    @property
     def attempts(self) -> list[Attempt]:
         """All rollouts under the prompt, problem by problem."""
         return list(chain.from_iterable(problem.attempts for problem in self.problems))
@@ -157,8 +162,7 @@ def merge_results(results: Sequence[PromptResult]) -> list[PromptResult]:
     Raises:
         `ValueError`: The results are not over the same problems.
     """
-    question_lists = {tuple(problem.question for problem in result.problems) for result in results}
-    if len(question_lists) > 1:
+    if len({result.questions for result in results}) > 1:
         raise ValueError("the results of a batch must be over the same problems in the same order")
 
     # Join the attempts of a prompt that was drawn before.

@@ -306,7 +306,7 @@ class Draft:
         edits: Iterable[Edit],
         allowed: Collection[str] = OPERATIONS,
         limit: int | None = None,
-        known: Collection[str] | None = None,
+        visible_ids: Collection[str] | None = None,
         suggested: Collection[str] = (),
     ) -> EditReport:
         """Apply every edit that fits, in order; each edit sees the result of those before it.
@@ -316,15 +316,15 @@ class Draft:
             allowed (`Collection[str]`, *optional*): The operations that were asked for.
             limit (`int`, *optional*): The largest number of applied edits (K_ops), the first that
                 fit.
-            known (`Collection[str]`, *optional*): The ids that the writer of the edits could see,
-                if the draft has changed since: the id of another writer's new principle is unknown
-                to it.
+            visible_ids (`Collection[str]`, *optional*): The ids that the writer of the edits could
+                see, if the draft has changed since: the id of another writer's new principle is
+                unknown to it.
             suggested (`Collection[str]`, *optional*): Operations that are checked and reported, but
                 not carried out.
         """
         report = EditReport()
         for edit in edits:
-            reason = self._find_refusal(edit, allowed, known)
+            reason = self._find_refusal(edit, allowed, visible_ids)
             # Beyond the limit every edit is refused, for that reason alone.
             if limit is not None and len(report.applied) >= limit:
                 reason = "too_many"
@@ -353,7 +353,7 @@ class Draft:
         return replace(child, id=None, parents=parents, operator="edit", born_at=0)
 
     def _find_refusal(
-        self, edit: Edit, allowed: Collection[str], known: Collection[str] | None
+        self, edit: Edit, allowed: Collection[str], visible_ids: Collection[str] | None
     ) -> str:
         """Return why an edit does not fit, or `""`."""
         is_free_text = self.prompt.principles is None
@@ -366,7 +366,7 @@ class Draft:
         # An id in an `add` is the LLM's idea of the next one.
         ids = set() if edit.op == "add" else set(edit.ids)
         for principle_id in edit.ids if ids else ():
-            is_visible = known is None or principle_id in known
+            is_visible = visible_ids is None or principle_id in visible_ids
             if principle_id not in self.principles or not is_visible:
                 return self._gone.get(principle_id, "unknown_id")
         # Each operation has its number of ids; one that is listed twice counts once.

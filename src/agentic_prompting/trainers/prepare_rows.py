@@ -140,15 +140,15 @@ def warn_of_known_rows(train_dataset: Rows, eval_datasets: Sequence[Rows]) -> No
     questions: list[str] = []
     for dataset in eval_datasets:
         questions += list_questions(dataset)
-    known = [question for question in questions if question in learned]
-    if known:
+    repeated_questions = [question for question in questions if question in learned]
+    if repeated_questions:
         logger.warning(
             "%d of the %d rows of eval_dataset ask what a row of train_dataset asks, such as "
             "%.80r: they say nothing about new questions. agentic_prompting.data.hold_out splits "
             "rows without one on both sides",
-            len(known),
+            len(repeated_questions),
             len(questions),
-            known[0],
+            repeated_questions[0],
         )
 
 

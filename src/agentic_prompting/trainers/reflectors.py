@@ -142,8 +142,8 @@ class PolicyReflector:
         with self.open_session():
             if self.sends_requests:
                 try:
-                    work = propose_children(self.write, task, self.args, repeat=task.batch)
-                    outcomes.set_result(run_with_engine(self.get_policy(), work))
+                    reflection = propose_children(self.write, task, self.args, repeat=task.batch)
+                    outcomes.set_result(run_with_engine(self.get_policy(), reflection))
                 except Exception as error:
                     outcomes.set_exception(error)
         return _share_outcomes(outcomes.result if self.sends_requests else None)

@@ -296,12 +296,12 @@ class RolloutPlayer:
 
         return self._run_in_session(run_coroutine, description)
 
-    def _run_in_session(self, work: Callable[[Callable[[], None]], T], description: str) -> T:
-        """Run `work` in a session of the policy that all processes leave together."""
+    def _run_in_session(self, use_policy: Callable[[Callable[[], None]], T], description: str) -> T:
+        """Call `use_policy` in a session of the policy that all processes leave together."""
         error_message: str | None = None
         with rank_barrier(description) as check_peers, self.backend.session():
             try:
-                result = work(check_peers)
+                result = use_policy(check_peers)
             except PolicyUnreachable as error:
                 if self.sync_weights is None:
                     raise  # other processes reach a policy of their own

@@ -24,7 +24,7 @@ Run = tuple[str, ...]
 
 @dataclass(frozen=True)
 class CopiedProblem:
-    """The problem that a child has most of.
+    """The problem that a child copies most of.
 
     Args:
         question (`str`): The problem.

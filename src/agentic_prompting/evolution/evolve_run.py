@@ -297,7 +297,7 @@ class EvolveRun:
             raise EvolutionStopped(_describe_end("the reference LLM", error)) from None
 
     def allow_other_reward_code(self) -> None:
-        """Let a run that resumes this one have other code of the reward than this one had."""
+        """Allow the code of the reward to change before the run is resumed."""
         self.inputs["reward_code"] = None  # an input of `None` is not compared
 
     def state_dict(self) -> dict[str, Any]:

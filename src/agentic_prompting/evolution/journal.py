@@ -143,7 +143,9 @@ def _with_scores(
     top_score = max(problem_scores.values(), default=0.0)
     lost = [prompt_id for prompt_id, score in problem_scores.items() if score < top_score]
     # Where all scores are equal, no prompt has won.
-    won = [prompt_id for prompt_id in problem_scores if prompt_id not in lost] if lost else []
+    won: list[int] = []
+    if lost:
+        won = [prompt_id for prompt_id in problem_scores if prompt_id not in lost]
 
     # The scores take the place of the column; their keys are texts, as JSON demands.
     record = {name: value for name, value in problem.items() if name != "column"}

@@ -78,8 +78,8 @@ class OperatorTrace:
             `reflections` (each `reward` and `text`: the summaries of the attempts).
         edits (`list[dict]`): Each `problem` (its position in `problems`; `None` in the final plan),
             `op`, `ids`, `text`, `search`, `reason`, `refused` (why it was not applied, or `None`).
-        copied (`dict`, *optional*): The `question` that the child has most of, and the `share` of
-            it; see [`refuse_copy`]. `None` if it copies none.
+        copied (`dict`, *optional*): The `question` that the child copies most of, and the
+            `share` of it; see [`refuse_copy`]. `None` if it copies none.
     """
 
     parents: tuple[int, ...] = ()

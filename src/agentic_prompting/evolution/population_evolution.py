@@ -292,7 +292,7 @@ async def propose_children(
     settings: ESPLSettings | None = None,
     **sampling: Any,
 ) -> list[Outcome]:
-    """Do the work of a reflector: mutate the best prompt of the batch and, if due, cross several.
+    """Mutate the best prompt of a batch and, if the task has a crossover, cross several.
 
     Both operators run at the same time. A child that copies a problem is refused ([`refuse_copy`]).
     The other arguments are those of [`mutate`].

@@ -155,9 +155,9 @@ class ESPLSettings:
             self.reference_sampling = _read_sampling("reference_sampling", self.reference_sampling)
 
         # A population checks its own settings.
-        self.population(SystemPrompt(""))
+        self.create_population(SystemPrompt(""))
 
-    def population(
+    def create_population(
         self, root: SystemPrompt, seed: int = 0, window: int | None = None
     ) -> Population:
         """Return a new population under these settings."""
@@ -189,7 +189,8 @@ class ESPLSettings:
             `ValueError`: A setting would have no effect because the population has its own.
         """
         if not isinstance(prompt, Population):
-            return self.population(SystemPrompt.of(prompt), seed, window=1 if is_alone else None)
+            window = 1 if is_alone else None
+            return self.create_population(SystemPrompt.of(prompt), seed, window)
 
         # The user's own population has settings of its own, which must not be contradicted.
         if is_alone and prompt.window != 1:

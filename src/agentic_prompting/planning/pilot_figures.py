@@ -29,8 +29,11 @@ def list_call_seconds(record: Record) -> list[float]:
     """Return the durations of a rollout's calls. Replayed calls are left out."""
     counts = record.get("counts", {})
     if "program/llm_calls" in counts:
+        # Only their sum is recorded: each call has the mean.
         calls = int(counts["program/llm_calls"])
-        return [counts["program/llm_seconds"] / calls] * calls if calls else []
+        if calls == 0:
+            return []
+        return [counts["program/llm_seconds"] / calls] * calls
     observations = record["observations"]
     return [observation["seconds"] for observation in observations if not observation["cached"]]
 

@@ -305,14 +305,14 @@ class Planner:
         )
 
         # Extrapolate to the largest batch and context that fit.
-        step = results["other batch"].step if "other batch" in results else None
-        if step is not None:
-            moments = self.compute_moments(other_batch, step)
+        result = results.get("other batch")
+        if result is not None and result.step is not None:
+            moments = self.compute_moments(other_batch, result.step)
             size = self.largest_size(plan.moments, moments, job.rows, other_batch.rows)
             plan.largest_batch = min(size, 1024)
-        step = results["half context"].step if "half context" in results else None
-        if step is not None:
-            moments = self.compute_moments(half_context, step)
+        result = results.get("half context")
+        if result is not None and result.step is not None:
+            moments = self.compute_moments(half_context, result.step)
             size = self.largest_size(plan.moments, moments, job.context, half_context.context)
             size = min(size, max_positions_of(job.model) or 2**20)
             plan.largest_context = size // CONTEXT_STEP * CONTEXT_STEP

@@ -528,12 +528,10 @@ class Batch:
             # TRL needs a last token, and takes a completion without an end token for truncated. A
             # turn that was stopped at its tag has none, nor has the completion of a prompt that
             # fills the context.
-            is_open = (
-                rollout.status != "truncated"
-                and sequence.ids
-                and sequence.ids[-1] not in eos_token_ids
+            needs_end = not sequence.ids or (
+                rollout.status != "truncated" and sequence.ids[-1] not in eos_token_ids
             )
-            end = [eos_token_ids[0]] if is_open or not sequence.ids else []
+            end = [eos_token_ids[0]] if needs_end else []
 
             # An end token that was added here was not sampled: it is outside of the loss.
             prompt_ids.append(sequence.prompt_ids)

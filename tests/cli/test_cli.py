@@ -735,15 +735,15 @@ def no_hub(monkeypatch, tmp_path):
     """An address where nobody listens, and nothing in the cache."""
     from huggingface_hub import constants
 
-    from agentic_prompting.cli.hub import is_hub_reachable
+    from agentic_prompting.cli.hub import probe_hub
 
-    is_hub_reachable.cache_clear()
+    probe_hub.cache_clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
     yield
-    is_hub_reachable.cache_clear()
+    probe_hub.cache_clear()
 
 
 def test_without_a_hub_a_model_is_missed_at_once(
@@ -1106,7 +1106,8 @@ def test_an_agent_with_an_environment_of_ones_own(run, sums, asking_policy, opti
     assert "environment    the answer is Swahili ." in out
     assert "large LLM      " not in out
     evaluate = ["evaluate", "--run", asking_policy, "--dataset", "rows.jsonl"]
-    for command in (["ask", "x", "--run", asking_policy], ["serve", asking_policy], evaluate):
+    serve = ["serve", asking_policy, "--port", 0]
+    for command in (["ask", "x", "--run", asking_policy], serve, evaluate):
         status, _, err = run(*command, option, "own_sums:Calculatr")
         assert status == 2 and "did you mean Calculator?" in err
         status, _, err = run(*command, option, "own_sums:Calculator", "--sandbox")

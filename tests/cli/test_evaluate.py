@@ -350,7 +350,7 @@ def test_no_program_of_the_current_folder_is_run(run, tmp_path, monkeypatch, ins
 )
 def test_a_table_of_own_files_asks_no_hub(run, tmp_path, monkeypatch, words, asks):
     asked = []
-    monkeypatch.setattr(evaluate, "is_hub_reachable", lambda: asked.append(1))
+    monkeypatch.setattr(evaluate, "probe_hub", lambda: asked.append(1))
     (tmp_path / "table.yaml").write_text(TABLE)
     monkeypatch.chdir(tmp_path)
     status, _, _ = run("evaluate", "--config", "table.yaml", *words)

@@ -147,7 +147,7 @@ def test_a_faulty_score_is_named(parts, name, message):
     [
         ["check-env", "own_parts:Shopp"],
         ["ask", "RUN", "what?", "--environment", "own_parts:Shopp"],
-        ["serve", "RUN", "--environment", "own_parts:Shopp"],
+        ["serve", "RUN", "--environment", "own_parts:Shopp", "--port", "0"],
         [
             "evolve",
             "--policy-model",

@@ -26,6 +26,6 @@ def test_a_missing_package_is_one_line(monkeypatch, run):
 
 
 def test_without_the_hub_the_word_is_suggested(monkeypatch):
-    monkeypatch.setattr("agentic_prompting.cli.hub.is_hub_reachable", lambda: False)
+    monkeypatch.setattr("agentic_prompting.cli.hub.probe_hub", lambda: False)
     with pytest.raises(ValueError, match="smollm2"):
         check_model("HuggingFaceTB/SmolLM2-135M-Instruct")

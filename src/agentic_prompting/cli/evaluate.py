@@ -20,7 +20,7 @@ from ..llm.numbers import count_in_words
 from ..records import digest
 from ..versions import file_version, weights_version
 from .example_files import CLONE, find_example, find_shared_folder
-from .hub import check_model, check_trained_agent, find_model, is_hub_reachable
+from .hub import check_model, check_trained_agent, find_model, probe_hub
 from .loader import find_source_file, import_file, refuse_own_metrics, register_judge
 from .option_parser import OptionParser
 from .options import (
@@ -434,7 +434,7 @@ def _fill_table(options: EvaluateOptions, config: Any) -> FinishedTable:
     """Run a table of `benchmarks/paper_tables`."""
     # If the hub is out of reach, its libraries turn to their caches at once.
     if not options.sandbox and _needs_hub(config):
-        is_hub_reachable()
+        probe_hub()
     filled = import_paper_tables().run_table(
         config, options.sandbox, options.output_dir, sys.stderr.isatty(), options.seeds or []
     )

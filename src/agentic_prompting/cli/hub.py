@@ -178,10 +178,10 @@ def _check_on_hub(name: str) -> None:
         cached_files = [try_to_load_from_cache(name, file) for file in _MODEL_FILES]
         is_cached = any(isinstance(file, str) for file in cached_files)
         # Asked for a cached model, too, so that libraries do not retry in vain when it is loaded.
-        hub_is_reachable = is_hub_reachable()
+        is_reachable = probe_hub()
         if is_cached:
             return
-        if not hub_is_reachable:
+        if not is_reachable:
             if name.lower().endswith("/smollm2-135m-instruct"):
                 fix = f"the word {SMALL_MODEL} stands for the same model out of a package"
             raise ValueError(f"{name} is not a local folder, and the hub cannot be reached: {fix}")
@@ -194,10 +194,10 @@ def _check_on_hub(name: str) -> None:
 
 
 @cache
-def is_hub_reachable() -> bool:
-    """Whether the hub answers; asked once.
+def probe_hub() -> bool:
+    """Ask the hub, once, whether it answers, and return that.
 
-    If not, its libraries use their caches at once, without 40 s of retries.
+    If not, its libraries use their caches from now on, without 40 s of retries.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .hub import is_hub_reachable, read_trained_columns
+from .hub import probe_hub, read_trained_columns
 from .loader import load_environment
 
 if TYPE_CHECKING:
@@ -631,7 +631,7 @@ class TaskRows:
         # Only the rows of a task may have to come from the hub.
         source = self.dataset or task
         if not is_user_data(source) and not self.data_files:
-            is_hub_reachable()
+            probe_hub()
         try:
             return load_task(
                 source,

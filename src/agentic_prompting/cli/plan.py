@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..evaluation.headroom_figures import HEADROOM_FILE, HeadroomFigures
-from .hub import find_model, is_hub_reachable
+from .hub import find_model, probe_hub
 from .loader import load_environment
 from .option_parser import OptionParser
 from .options import JSON_HELP, ClientSettings, option, refuse_options
@@ -137,7 +137,7 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
     run = replace(run, model=find_model(run.model))
     # If the hub is out of reach, its libraries turn to their caches at once.
     if not Path(run.model).exists():
-        is_hub_reachable()
+        probe_hub()
     # How the run is launched, if a file says so.
     accelerate: Mapping[str, Any] = {}
     if options.accelerate_config is not None:

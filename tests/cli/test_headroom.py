@@ -8,7 +8,10 @@ from contextlib import ExitStack
 
 import pytest
 
+from agentic_prompting.agent import PromptAgent
+from agentic_prompting.cli.headroom import _connect_settings, _load_untrained
 from agentic_prompting.cli.headroom_options import HeadroomOptions
+from agentic_prompting.interop import ToolEnvironment
 from support.servers import Answer, LoopbackServer
 
 
@@ -55,8 +58,6 @@ def test_prompts_and_a_ceiling_at_endpoints(run, sums, tmp_path):
 
 
 def test_a_metric_takes_the_place_of_the_score(run, sums, tmp_path):
-    from agentic_prompting.cli.headroom import _connect_settings
-
     options = HeadroomOptions(dataset=str(sums), metric=["token_f1"], output_dir=tmp_path)
     with ExitStack() as stack:
         assert _connect_settings(options, stack)["metric"] == "token_f1"
@@ -121,6 +122,27 @@ def test_the_signal_of_an_agent(run, asking_policy, tmp_path):
     status, out, err = run("headroom", *words)
     assert status == 0, err
     assert "Signal for GRPO: " in out and "pass@4" in out
+
+
+def test_an_untrained_agent_is_shown_the_tools(monkeypatch, tmp_path):
+    """As in training: without them it would call none, and there would be no signal."""
+
+    def stock(part: str) -> int:
+        """How many of a part there are.
+
+        Args:
+            part: The part.
+        """
+        return len(part)
+
+    specs = []
+    monkeypatch.setattr(
+        PromptAgent, "from_pretrained", lambda model, environment, spec: specs.append(spec)
+    )
+    _load_untrained(str(tmp_path), ToolEnvironment([stock]))
+    (spec,) = specs
+    (tool,) = spec.chat_template_kwargs["tools"]
+    assert tool["function"]["name"] == "stock"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..llm.numbers import count_in_words
 from .hub import check_agent, find_model
-from .loader import load_environment, load_object, load_part
+from .loader import load_environment, load_object, load_part, make_untrained_spec
 from .option_parser import OptionParser
 from .options import JSON_HELP, ROW_OPTIONS, TaskRows, list_option, option, refuse_options
 from .script import print_error
@@ -69,7 +69,7 @@ def check_env(arguments: Sequence[str]) -> int:
         return _check_harness(options)
 
     from ..environments.scripted_agent import play_script
-    from ..rollout import AgentSpec, TagGrammar, rollout_record, template_for
+    from ..rollout import rollout_record
 
     # Load the environment, and make sure that a script or a model can play in it.
     environment: Any = load_environment(words[0])
@@ -81,15 +81,8 @@ def check_env(arguments: Sequence[str]) -> int:
         )
     environment.check()
 
-    # The agent's prompt and tools are those of training without options.
-    grammar = environment.grammar or TagGrammar()
-    template_arguments = dict(environment.chat_template_kwargs)
-    spec = AgentSpec(
-        template_for(environment, grammar),
-        grammar=grammar,
-        chat_template_kwargs=template_arguments,
-    )
-    tools = [tool["function"] for tool in template_arguments.get("tools") or ()]
+    spec = make_untrained_spec(environment)
+    tools = [tool["function"] for tool in spec.chat_template_kwargs.get("tools") or ()]
 
     # Without rows of your own every episode has the same made-up question.
     rows = [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]

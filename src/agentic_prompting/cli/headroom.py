@@ -12,8 +12,8 @@ from ..evaluation.headroom_figures import HEADROOM_FILE
 from ..refine import ProRefiner
 from .example_files import find_example
 from .headroom_options import HeadroomOptions
-from .hub import check_agent, check_model, find_model
-from .loader import load_environment, load_reward, load_score
+from .hub import check_agent, find_model
+from .loader import load_environment, load_reward, load_score, make_untrained_spec
 from .option_parser import OptionParser
 from .script import print_error
 from .terminal import print_json, print_text, show_progress
@@ -118,10 +118,11 @@ def _connect_settings(options: HeadroomOptions, stack: ExitStack) -> dict[str, A
 
     # One budget for all models. Its account is apart from that of the run in the folder.
     budget = options.open_budget()
-    if options.untrained:
+    untrained = find_model(options.untrained) if options.untrained else None
+    if untrained is not None:
         # A wrong name is found before the rows are loaded.
-        check_agent(find_model(options.untrained))
-        options.add_trained_columns(options.untrained)
+        check_agent(untrained)
+        options.add_trained_columns(untrained)
     rows = options.load(options.task, options.seed)
     settings_fields: dict[str, Any] = {
         "rows": list(rows),
@@ -148,10 +149,10 @@ def _connect_settings(options: HeadroomOptions, stack: ExitStack) -> dict[str, A
         charge(budget, **roles)
         settings_fields["refiner"] = ProRefiner(**roles)
     # The untrained agent needs somebody to ask. Workers are measured alone, too.
-    if options.untrained:
+    if untrained is not None:
         environment = options.open_environment(stack, budget)
         settings_fields["rows"] = options.rows_for(environment, rows)
-        settings_fields["agent"] = _load_untrained(options.untrained, environment)
+        settings_fields["agent"] = _load_untrained(untrained, environment)
     elif options.environment:
         settings_fields["pool"] = _open_workers(options.environment, budget)
     return settings_fields
@@ -172,19 +173,12 @@ def _open_workers(name: str, budget: Budget) -> Workers:
 
 
 def _load_untrained(model: str, environment: Environment) -> PromptAgent:
-    """The untrained agent: as a trainer saved it, else under the template of its environment."""
-    # A wrong name is found before large packages are imported.
-    model = find_model(model)
-    check_agent(model)
-    check_model(model)
+    """The untrained agent: as a trainer saved it, else in the form of its environment."""
     from ..agent import PromptAgent
-    from ..rollout import SPEC_FILE, AgentSpec, TagGrammar
-    from ..rollout.spec import template_for
+    from ..rollout import SPEC_FILE
 
-    # A model without a spec is shown the default template of its environment.
     spec = None
     if not (Path(model) / SPEC_FILE).is_file():
-        grammar = environment.grammar or TagGrammar()
-        spec = AgentSpec(prompt_template=template_for(environment, grammar), grammar=grammar)
+        spec = make_untrained_spec(environment)
     with show_progress(f"loading {model}"):
         return PromptAgent.from_pretrained(model, environment, spec)

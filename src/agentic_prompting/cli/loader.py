@@ -16,7 +16,10 @@ from inspect import isclass, iscoroutinefunction, isfunction, signature
 from pathlib import Path
 from random import Random
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..rollout import AgentSpec, Environment
 
 REWARDS = {
     "prompt_r1": "agentic_prompting.rewards:PromptR1Reward",
@@ -160,6 +163,20 @@ def load_environment(name: str) -> Any:
             "function of the rollout, an agent a function of (row, base_url, api_key)"
         )
     return environment
+
+
+def make_untrained_spec(environment: Environment) -> AgentSpec:
+    """The prompt, grammar and tools of an agent in an environment: those of training without
+    options.
+    """
+    from ..rollout import AgentSpec, TagGrammar, template_for
+
+    grammar = environment.grammar or TagGrammar()
+    return AgentSpec(
+        prompt_template=template_for(environment, grammar),
+        grammar=grammar,
+        chat_template_kwargs=dict(environment.chat_template_kwargs),
+    )
 
 
 def load_tools(names: Sequence[str]) -> list[Any]:

@@ -46,24 +46,6 @@ if TYPE_CHECKING:
 _STYLES = {"-": "red", "+": "green", "#": "bold", "": ""}
 
 
-ROLE_OPTIONS = (
-    "task_model",
-    "task_base_url",
-    "task_client",
-    "local_model",
-    "feedback_model",
-    "feedback_base_url",
-    "feedback_client",
-    "optimizer_model",
-    "optimizer_base_url",
-    "optimizer_client",
-    "verifier_model",
-    "verifier_base_url",
-    "verifier_client",
-)
-"""The options of [`RefineModels`] that say which models play the roles, and how they are called."""
-
-
 @dataclass
 class RefineModels(Recording, Spending):
     """The models that answer and criticise."""
@@ -87,7 +69,6 @@ class RefineModels(Recording, Spending):
     verifier_client: str | None = option(
         "How the verifier model is called; as the feedback model if it is the same."
     )
-    sandbox: bool = option("Scripted models and a puzzle: no key.", False)
 
     def connect_roles(self, stack: ExitStack) -> dict[str, ChatModel]:
         """A client for each role; a role without a model of its own is played by the feedback
@@ -147,10 +128,15 @@ class RefineModels(Recording, Spending):
         return TransformersChat.from_pretrained(folder)
 
 
+ROLE_OPTIONS = tuple(RefineModels.__annotations__)
+"""The options that [`RefineModels`] adds: which models play the roles, and how they are called."""
+
+
 @dataclass
 class RefineOptions(RefineModels, Tracing):
     """The options of `refine`: the questions, how answers are judged, the models and the loop."""
 
+    sandbox: bool = option("Scripted models and a puzzle: no key.", False)
     prompt: str = option("The prompt to begin with.", DEFAULT_PROMPT)
     query: str | None = option("The question, if there is only one.")
     input: Path | None = option(

@@ -159,11 +159,6 @@ class AgentArguments(DataAndEnvironment):
 
     def build_program(self, reward: Callable[..., Any] | None = None) -> AgentProgram:
         """The program that the options name."""
-        program = self._load_program(reward)
-        program.hide_columns(self.column_names())
-        return program
-
-    def _load_program(self, reward: Callable[..., Any] | None) -> AgentProgram:
         # A command runs in work folders of its own, one for each rollout.
         workspace = Workspace(
             source=self.source,
@@ -171,43 +166,47 @@ class AgentArguments(DataAndEnvironment):
             shows=self.shows or (),
             isolation=self.isolation,  # type: ignore[arg-type]  # which checks it
         )
-        if self.program is not None:
-            # Your own program as it is, or a function or a command made into one.
-            program = load_object(self.program, "program")
-            if isinstance(program, AgentProgram) or callable(program):
-                self._refuse_work_folder(workspace, reward)
-            if isinstance(program, AgentProgram):
-                return program
-            # Wrong parameters, or a command that is none, are errors of one line.
-            try:
-                if callable(program):
-                    return Program(program)
-                if isinstance(program, Harness | list | tuple | str):
-                    return CommandProgram(program, workspace=workspace, reward=reward)
-            except TypeError as error:
-                raise UnknownPart(f"--program {self.program}: {error}") from error
-            raise UnknownPart(
-                f"--program {self.program} is a {type(program).__name__}: an agent is a function "
-                "of (row, base_url, api_key), a Program, a Harness, or a command, a list of texts"
-            )
-        harness = get_harness(str(self.harness), self.dialect, self.ask)
-        return CommandProgram(harness, workspace=workspace, reward=reward)
+        program: AgentProgram
+        if self.program is None:
+            harness = get_harness(str(self.harness), self.dialect, self.ask)
+            program = CommandProgram(harness, workspace=workspace, reward=reward)
+        else:
+            program = self._load_own_program(self.program, workspace, reward)
+        program.hide_columns(self.column_names())
+        return program
 
-    def _refuse_work_folder(
-        self, workspace: Workspace, reward: Callable[..., Any] | None = None
-    ) -> None:
-        """Raise `ValueError` for options that would have no effect on a program made in Python."""
-        if workspace != Workspace():
+    def _load_own_program(
+        self, name: str, workspace: Workspace, reward: Callable[..., Any] | None
+    ) -> AgentProgram:
+        """The user's own program as it is, or a function or a command made into one."""
+        part = load_object(name, "program")
+        # Options of the work folder have no effect on a program that is made in Python.
+        is_made = isinstance(part, AgentProgram) or callable(part)
+        if is_made and workspace != Workspace():
             raise ValueError(
                 "--keep_failed, --source, --shows and --isolation are for a harness or a list of "
-                f"texts: {self.program} has a workspace of its own, CommandProgram(..., "
+                f"texts: {name} has a workspace of its own, CommandProgram(..., "
                 "workspace=Workspace(...))"
             )
-        if reward is not None:
+        if is_made and reward is not None:
             raise ValueError(
-                f"a reward that reads the work folder is part of {self.program}: "
-                "CommandProgram(..., reward=...)"
+                f"a reward that reads the work folder is part of {name}: CommandProgram(..., "
+                "reward=...)"
             )
+        if isinstance(part, AgentProgram):
+            return part
+        # Wrong parameters, or a command that is none, are errors of one line.
+        try:
+            if callable(part):
+                return Program(part)
+            if isinstance(part, Harness | list | tuple | str):
+                return CommandProgram(part, workspace=workspace, reward=reward)
+        except TypeError as error:
+            raise UnknownPart(f"--program {name}: {error}") from error
+        raise UnknownPart(
+            f"--program {name} is a {type(part).__name__}: an agent is a function of (row, "
+            "base_url, api_key), a Program, a Harness, or a command, a list of texts"
+        )
 
 
 def _sample(

@@ -155,9 +155,7 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
         elif not self.search_url:
             raise MissingOption("name the retriever", "--search_url http://host:port/retrieve")
 
-    def build_environment(
-        self, seed: int, stack: ExitStack, sandbox: bool = False
-    ) -> dict[str, Any]:
+    def build_environment(self, seed: int, stack: ExitStack) -> dict[str, Any]:
         """The trainer's `environment`, or `tools` and `environment_factory`.
 
         A client is closed with the stack.
@@ -170,15 +168,19 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
             return {"tools": load_tools(self.tools or ()) or None, "environment_factory": factory}
         # A shipped environment, your own, or none.
         if self.environment_name == "llm":
-            return {"environment": self.connect_large_llm(seed, stack, sandbox)}
+            return {"environment": self.connect_large_llm(seed, stack)}
         if self.environment_name == "search":
             return {"environment": SearchEnvironment(HTTPRetriever(self.search_url or ""))}
         if self.has_own_environment:
             return {"environment": load_environment(self.environment_name)}
         return {"environment": None}
 
-    def connect_large_llm(self, seed: int, stack: ExitStack, sandbox: bool) -> LLMEnvironment:
-        """The large LLM that the agent talks to."""
+    def connect_large_llm(
+        self, seed: int, stack: ExitStack, sandbox: bool = False
+    ) -> LLMEnvironment:
+        """The large LLM that the agent talks to; in the sandbox its oracle, unless another one is
+        named by its address.
+        """
         model = self.environment_model
         base_url = self.environment_base_url
         if sandbox and not base_url:

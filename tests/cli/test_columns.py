@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from agentic_prompting.agent import PromptAgent
-from agentic_prompting.cli.own_rows import RowsFile
+from agentic_prompting.cli.rows_file import RowsFile
 from agentic_prompting.cli.train_program import main as train
 from agentic_prompting.llm.loop import start
 from agentic_prompting.rollout import SPEC_FILE, AgentSpec

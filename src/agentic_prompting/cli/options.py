@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..llm import Budget, OpenAIChat, ReplayCache
     from ..llm.endpoint_check import CommandRole, EndpointCheck
     from ..rollout import Environment
-    from .own_rows import RowsFile
+    from .rows_file import RowsFile
 
 
 class MissingOption(ValueError):
@@ -535,7 +535,7 @@ class TaskRows:
 
     def read_file(self, file: str) -> RowsFile:
         """A file of the user's own rows, with the names of `--columns`. It is read once."""
-        from .own_rows import RowsFile
+        from .rows_file import RowsFile
 
         key = (file, self.columns)
         if key not in self._files:

@@ -34,7 +34,7 @@ from .options import (
     read_columns,
     refuse_options,
 )
-from .own_rows import RowsFile, read_answers
+from .rows_file import RowsFile, read_answers
 from .script import INTERRUPTED, print_error
 from .terminal import print_json, print_styled
 

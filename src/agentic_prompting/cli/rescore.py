@@ -100,7 +100,7 @@ def rescore(arguments: Sequence[str]) -> int:
 
 def _load_own_rows(options: RescoreOptions) -> list[dict[str, Any]]:
     """The rows of `--dataset` with all their columns, any of which a reward may need."""
-    from .own_rows import has_labels
+    from .rows_file import has_labels
 
     assert options.dataset
     file_rows = options.read_file(options.dataset).rows

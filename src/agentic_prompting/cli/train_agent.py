@@ -19,7 +19,7 @@ from ..rewards.reward_columns import check_columns
 from ..trainers import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
 from .loader import UnknownPart, load_object, load_reward
 from .options import MissingOption, option, refuse_options
-from .own_rows import has_labels
+from .rows_file import has_labels
 from .train_options import DataAndEnvironment, check_before_loading, reward_option
 
 

@@ -10,8 +10,8 @@ from agentic_prompting.cli import headroom
 from agentic_prompting.cli.check_env import CheckEnvOptions
 from agentic_prompting.cli.evaluate import EvaluateOptions
 from agentic_prompting.cli.headroom_options import HeadroomOptions
-from agentic_prompting.cli.own_rows import RowsFile, has_labels
 from agentic_prompting.cli.rescore import RescoreOptions, _load_own_rows
+from agentic_prompting.cli.rows_file import RowsFile, has_labels
 from agentic_prompting.cli.train_agent import AgentArguments
 from agentic_prompting.data import load_task
 

@@ -370,25 +370,27 @@ def _read_table(file: Path, columns: str | None) -> list[dict[str, Any]]:
 
     names = read_columns(columns)
     rows = RowsFile(str(file), names).rows
+    has_answers = not {"answers", "answer"}.isdisjoint(rows[0])
+    if has_answers or "question" not in rows[0]:
+        dataset = load_task(str(file), columns=names or None)
+        return list(dataset.select_columns(["id", "question", "answers"]))
+
     # A table of questions alone, which `load_task` would refuse.
-    if "question" in rows[0] and {"answers", "answer"}.isdisjoint(rows[0]):
-        positions = []
-        for number, row in enumerate(rows):
-            if is_missing(row["question"]) or not value_text(row["question"]).strip():
-                positions.append(f"row {number}")
-        if positions:
-            column = names.get("question", "question")
-            raise ValueError(describe_missing_questions(str(file), column, positions))
-        queries = []
-        for row in rows:
-            query = {"question": value_text(row["question"])}
-            # An empty cell is no id.
-            if not is_missing(row.get("id")) and value_text(row["id"]):
-                query["id"] = value_text(row["id"])
-            queries.append(query)
-        return queries
-    dataset = load_task(str(file), columns=names or None)
-    return list(dataset.select_columns(["id", "question", "answers"]))
+    queries = []
+    missing = []
+    for number, row in enumerate(rows):
+        question = "" if is_missing(row["question"]) else value_text(row["question"])
+        if not question.strip():
+            missing.append(f"row {number}")
+        query = {"question": question}
+        # An empty cell is no id.
+        if not is_missing(row.get("id")) and value_text(row["id"]):
+            query["id"] = value_text(row["id"])
+        queries.append(query)
+    if missing:
+        column = names.get("question", "question")
+        raise ValueError(describe_missing_questions(str(file), column, missing))
+    return queries
 
 
 def _sandbox_rows(options: RefineOptions) -> list[Any]:

@@ -15,7 +15,7 @@ from .terminal import print_json, print_text
 
 if TYPE_CHECKING:
     from ..evaluation import Estimate
-    from ..report import AnswerRescoring, RewardChange, SystemReward
+    from ..report import AnswerRescoring, Rescoring, RewardChange, SystemReward
 
 
 @dataclass
@@ -55,47 +55,38 @@ def rescore(arguments: Sequence[str]) -> int:
 
     from ..report import is_evaluation, rescore as rescore_run, rescore_answers
 
-    # The dataset is needed only for columns that the records do not have.
-    rows: Iterable[Mapping[str, Any]] | None = None
-    if options.dataset:
-        reason = "--dataset names the rows; leave one of them out"
-        refuse_options(options, ("task", "data_files"), reason)
-        options.check_rows()
+    folder = Path(words[0])
+    rows = _load_rows(options, folder)
+    rewards = [load_reward(reward) for reward in options.reward]
+    name = "-".join(options.reward)
+    if is_evaluation(folder):
+        answers = rescore_answers(folder, rewards, rows=rows, name=name)
+        _print_systems(answers, options.json)
+    else:
+        result = rescore_run(folder, rewards, rows=rows, name=name)
+        _print_changes(result, options.json)
+    return 0
+
+
+def _load_rows(options: RescoreOptions, folder: Path) -> Iterable[Mapping[str, Any]] | None:
+    """The rows of `--dataset` or `--task`, for columns that the records do not have."""
+    from ..report import is_evaluation
+
     if not options.task and not options.dataset:
         refuse_options(
             options,
             ("task_split", "task_rows", "data_files", "columns", "held_out"),
             "it is for the rows of --task or --dataset, which are not given",
         )
-    elif options.dataset:
-        # The agent of `evaluate --run` is in the folder above that of its answers.
-        folder = Path(words[0])
-        options.add_trained_columns(folder.parent if is_evaluation(folder) else folder)
-        rows = _load_own_rows(options)
-    else:
-        rows = options.load(options.task or "", 0)
-    rewards = [load_reward(reward) for reward in options.reward]
-    name = "-".join(options.reward)
-    if is_evaluation(words[0]):
-        answers = rescore_answers(Path(words[0]), rewards, rows=rows, name=name)
-        _print_systems(answers, options.json)
-        return 0
-    result = rescore_run(
-        Path(words[0]),
-        rewards,
-        rows=rows,
-        name=name,
-    )
-    if options.json:
-        # Of several evaluations, `changes` has the last one.
-        changes = {change.mode: asdict(change) for change in result.changes}
-        evaluations = [asdict(change) for change in result.changes if change.step is not None]
-        print_json({"changes": changes, "evaluations": evaluations, "path": str(result.path)})
-        return 0
-    for change in result.changes:
-        print_text(_describe_change(change))
-    print_text(f"written to {result.path}")
-    return 0
+        return None
+    if not options.dataset:
+        return options.load(options.task or "", 0)
+    reason = "--dataset names the rows; leave one of them out"
+    refuse_options(options, ("task", "data_files"), reason)
+    options.check_rows()
+    # The agent of `evaluate --run` is in the folder above that of its answers.
+    options.add_trained_columns(folder.parent if is_evaluation(folder) else folder)
+    return _load_own_rows(options)
 
 
 def _load_own_rows(options: RescoreOptions) -> list[dict[str, Any]]:
@@ -110,6 +101,19 @@ def _load_own_rows(options: RescoreOptions) -> list[dict[str, Any]]:
     if not has_labels(file_rows) and not is_selected:
         return file_rows
     return options.add_file_columns(options.load("", 0))
+
+
+def _print_changes(result: Rescoring, as_json: bool) -> None:
+    """Print the old and the new rewards of a training run, and the name of the file."""
+    if as_json:
+        # Of several evaluations, `changes` has the last one.
+        changes = {change.mode: asdict(change) for change in result.changes}
+        evaluations = [asdict(change) for change in result.changes if change.step is not None]
+        print_json({"changes": changes, "evaluations": evaluations, "path": str(result.path)})
+        return
+    for change in result.changes:
+        print_text(_describe_change(change))
+    print_text(f"written to {result.path}")
 
 
 def _describe_change(change: RewardChange) -> str:

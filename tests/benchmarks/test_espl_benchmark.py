@@ -81,9 +81,10 @@ def test_the_config_is_the_examples():
 def test_every_training_of_the_figures_is_one_that_the_program_takes(
     pair, variant, tmp_path, monkeypatch
 ):
+    from agentic_prompting import ESPLConfig
     from agentic_prompting.cli import train_program
 
-    monkeypatch.setattr(train_program.ESPLConfig, "bf16", False)
+    monkeypatch.setattr(ESPLConfig, "bf16", False)
     method, *options = espl_figures.command(
         pair, variant, tmp_path, ["--use_cpu", "true", "--bf16", "false"]
     )

@@ -12,6 +12,7 @@ import yaml
 
 from agentic_prompting.cli import main, train_program
 from agentic_prompting.sandbox.setup import prepare_guarded
+from agentic_prompting.trainers import ESPLConfig
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "examples" / "configs" / "espl").glob("*.yaml"))
@@ -49,7 +50,7 @@ def test_the_configurations_are_those_of_the_issue():
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_key_is_an_option_and_the_script_takes_it(path, monkeypatch):
-    monkeypatch.setattr(train_program.ESPLConfig, "bf16", False)
+    monkeypatch.setattr(ESPLConfig, "bf16", False)
     written = yaml.safe_load(path.read_text())
     options = ["--config", str(path), "--bf16", "false", "--use_cpu", "true"]
     # What a user adds: the models and addresses that this configuration's environment asks.

@@ -68,7 +68,6 @@ DOCUMENTED = {
 
 # Names that stand for something of our own there.
 OWN = {
-    "callbacks.py": {"reward_funcs"},
     "loss_inputs.py": {"loss_type", "max_completion_length"},
 }
 

@@ -28,7 +28,6 @@ from ..trainers import (
     TrainingInterrupted,
     TrainingStopped,
 )
-from ..trainers.callbacks import hide_library_bars
 from ..trainers.checkpointing.find_checkpoint import read_resume_option
 from ..trainers.checkpointing.run_folder import (
     contains_run,
@@ -37,6 +36,7 @@ from ..trainers.checkpointing.run_folder import (
     move_run_aside,
     second_run_message,
 )
+from ..trainers.one_line_progress import hide_library_bars
 from .extras import check_extras
 from .headroom_pointer import point_to_headroom
 from .hub import find_model

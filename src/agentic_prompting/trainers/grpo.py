@@ -59,11 +59,11 @@ from .batch_monitor import (
     logp_difference,
     pass_at_k_metrics,
 )
-from .callbacks import LiveView, LogFile, use_one_line_progress
 from .checkpointing.stop_training import check_budget, gather_first_reason, stop_training
 from .config import MultiTurnGRPOConfig
 from .first_batches import FirstBatchWatch
 from .hub import HubGRPOTrainer, explain_missing_model
+from .live_view import LiveView
 from .loading import (
     check_experts,
     check_policy,
@@ -78,6 +78,7 @@ from .loss_inputs import (
     prepare_loss_inputs,
 )
 from .model_card import TAGS, TrainedAgent
+from .one_line_progress import LogFile, use_one_line_progress
 from .patches import compute_importance_ratio, mute_missing_reward_warning
 from .policies import Backend, PolicyUnreachable, tokenizer_of, trainer_backend, use_weight_sync
 from .prepare_rows import (

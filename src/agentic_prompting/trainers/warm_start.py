@@ -18,8 +18,8 @@ from trl import GRPOConfig, SFTConfig, SFTTrainer
 
 from ..evolution import SystemPrompt
 from ..rollout import ChatFormat, Rollout
-from .callbacks import use_one_line_progress
 from .loss_inputs import IGNORED_LABEL
+from .one_line_progress import use_one_line_progress
 
 # Training arguments that distillation takes over.
 SHARED_ARGUMENTS = (

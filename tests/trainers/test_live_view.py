@@ -10,12 +10,10 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
-from transformers import TrainerCallback
 
 from agentic_prompting import ESPLConfig, ESPLTrainer
 from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.llm import ServerFailed
-from agentic_prompting.report import RunSummary
 from agentic_prompting.rewards import PromptR1Reward
 from agentic_prompting.rollout import (
     BatchEngine,
@@ -25,14 +23,13 @@ from agentic_prompting.rollout import (
     TagGrammar,
     parse_turn,
 )
-from agentic_prompting.trainers.callbacks import (
-    MAX_CHARS,
-    MEMBERS,
-    TRAJECTORIES,
+from agentic_prompting.trainers.live_view import (
+    MAX_CELL_CHARS,
+    MAX_MEMBERS,
+    MAX_TRAJECTORIES,
     LiveView,
     LoggedTable,
     TensorBoard,
-    log_line,
 )
 from support.browser import evolved
 from support.espl_training import Reference, WritesBySeed, reward_by_word
@@ -105,7 +102,7 @@ def test_a_few_trajectories_spread_over_the_batch():
     log(view, step=7)
     ((columns, rows),) = [values["train/trajectories"] for values in wandb.logged]
     assert columns == ["question", "conversation", "answer", "status", "r", "parts"]
-    assert len(rows) == TRAJECTORIES
+    assert len(rows) == MAX_TRAJECTORIES
     assert [row[0] for row in rows] == ["q0", "q12", "q24", "q36"]
     assert wandb.logged[0]["train/global_step"] == 7
     assert "[reply] </td>" in rows[0][1] and "<answer> Nairobi" in rows[0][1]
@@ -119,13 +116,13 @@ def test_failed_rollouts_and_rewards_without_parts():
     view = view_of(wandb, rewards=[lambda **columns: [0.5]])
     view.show(
         "eval",
-        [rollout(error=ServerFailed("down")), rollout("x" * 10 * MAX_CHARS)],
+        [rollout(error=ServerFailed("down")), rollout("x" * 10 * MAX_CELL_CHARS)],
         [[float("nan")], [0.5]],
     )
     log(view)
     first, second = wandb.logged[0]["eval/trajectories"][1]
     assert first[4] is None and second[4] == 0.5 and first[-1] == ""
-    assert len(second[1]) < 1.1 * MAX_CHARS and "characters more]" in second[1]
+    assert len(second[1]) < 1.1 * MAX_CELL_CHARS and "characters more]" in second[1]
     for row in (first, second):
         "".join(str(cell) for cell in row).encode("utf-8")
         assert "\x00" not in row[1]
@@ -134,13 +131,13 @@ def test_failed_rollouts_and_rewards_without_parts():
 def test_the_population_and_its_tree(tmp_path):
     pytest.importorskip("matplotlib", reason="the extra [report] is not installed")
     population = evolved(tmp_path / "population.json", 60)
-    assert len(population.members) > MEMBERS
+    assert len(population.members) > MAX_MEMBERS
     wandb = FakeWandB()
     view = view_of(wandb, population)
     log(view)
     table, picture = wandb.logged
     columns, rows = table["evolution/members"]
-    assert len(rows) == MEMBERS and columns[:3] == ["id", "parents", "operator"]
+    assert len(rows) == MAX_MEMBERS and columns[:3] == ["id", "parents", "operator"]
     assert rows[0][0] == population.best().id
     assert rows[0][7] == "best"
     assert rows[1][0] == len(population.members) - 1
@@ -248,7 +245,7 @@ def test_tensorboard(tiny_policy, rows, tmp_path):
     assert table.startswith(
         "| question | conversation | answer | status | reward_by_word | parts |"
     )
-    assert table.count("\n") == 1 + TRAJECTORIES and "<script>" not in table
+    assert table.count("\n") == 1 + MAX_TRAJECTORIES and "<script>" not in table
     members = (
         events.Tensors("evolution/members/text_summary")[-1]
         .tensor_proto.string_val[0]
@@ -273,34 +270,3 @@ def test_trackio(tiny_policy, rows, tmp_path, monkeypatch):
     assert b"train/trajectories" in found
     assert b"evolution/members" in found
     assert b"evolution/tree" in found
-
-
-def test_the_log_is_on_the_disk_at_once(tiny_policy, rows, tmp_path):
-    """Without a tracker and a checkpoint, however the run ends; the report has its curves."""
-    trainer = trainer_for(tiny_policy, tmp_path, rows, "none", save_strategy="no", max_steps=2)
-    seen = []
-
-    class Watching(TrainerCallback):
-        def on_log(self, args, state, control, **kwargs):
-            seen.append(
-                [entry["step"] for entry in RunSummary.read(tmp_path).history["optimisation"]]
-            )
-
-    trainer.add_callback(Watching())
-    trainer.train()
-    assert seen[:2] == [[1], [1, 2]] and not list(tmp_path.glob("**/trainer_state.json"))
-    first, last = RunSummary.read(tmp_path).history["optimisation"]
-    assert {"loss", "grad_norm", "entropy", "learning_rate"} < set(first)
-    assert last["loss"] == trainer.state.log_history[1]["loss"]
-
-
-@pytest.mark.parametrize(
-    ("cost", "shown"),
-    [(0.0000046, "$0.0000046"), (0.0004, "$0.00040"), (0.0123, "$0.0123"), (3.456, "$3.4560")],
-)
-def test_small_costs_are_shown_with_more_digits(cost, shown):
-    assert (
-        log_line({"reward": 1.0, "environment/cost_usd": cost}, 3)
-        == f"step 3: reward 1.000, cost {shown}"
-    )
-    assert "cost" not in log_line({"reward": 1.0, "environment/cost_usd": 0.0}, 3)

@@ -1,8 +1,8 @@
-"""The output of a run while it trains: a line per log, and tables for the trackers of `report_to`.
+"""Tables and pictures of a run while it trains, for the trackers of `report_to`.
 
-transformers' own callbacks log the numbers. At every log, [`LiveView`] adds a table of a few
-trajectories of the latest batch, and under E-SPL a table of the population and its tree. Training
-does not depend on them: when a tracker fails, one warning is logged and it gets no more tables.
+At every log, [`LiveView`] adds a table of a few trajectories of the latest batch, and under E-SPL a
+table of the population and its tree. Training does not depend on them: when a tracker fails, one
+warning is logged and it gets no more tables.
 """
 
 from __future__ import annotations
@@ -10,37 +10,21 @@ from __future__ import annotations
 import logging
 import math
 import re
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import unwrap
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import datasets
-from huggingface_hub import utils as hub_utils
-from transformers import (
-    PrinterCallback,
-    ProgressCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
-from transformers.utils import logging as transformers_logging
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..evolution import Population, lineage_of, plot_lineage
-from ..llm.numbers import format_usd
-from ..records import RecordFile
 from ..rewards import PromptR1Reward
 from ..rewards.qa import is_scorable
 from ..rollout import Rollout, question_text, transcript
-from ..rollout.progress import PrintInterval, ProgressLines, is_watched
 from .reward_functions import RewardFunction
 
 if TYPE_CHECKING:  # an optional package
@@ -48,213 +32,14 @@ if TYPE_CHECKING:  # an optional package
 
 logger = logging.getLogger(__name__)
 
-# The line of a step, in this order: log key, label, format.
-LINE_METRICS = [
-    ("reward", "reward", "{:.3f}"),
-    ("exact_match", "exact match", "{:.3f}"),
-    ("rollout/turns", "turns", "{:.2f}"),
-    ("rollout/malformed", "malformed", "{:.0%}"),
-    ("rollout/truncated", "truncated", "{:.0%}"),
-    ("rollout/failed", "failed", "{:.0%}"),
-    ("environment/cost_usd", "cost", "$"),
-    ("kl", "kl", "{:.4f}"),
-    ("step_time", "step", "{:.1f} s"),
-]
-
-TRAJECTORIES = 4
+MAX_TRAJECTORIES = 4
 """Trajectories in the table of a log."""
-MEMBERS = 50
+MAX_MEMBERS = 50
 """Members in the table of a population: the best one and the latest."""
-MAX_CHARS = 4000
+MAX_CELL_CHARS = 4000
 """Maximum length of a cell."""
 PICTURE_SECONDS = 30.0
 """Seconds between two pictures of the tree, each of which takes a third of a second to draw."""
-
-
-# --- a line per log ----------------------------------------------------------------------------
-
-
-def log_line(logs: Mapping[str, float], step: int) -> str:
-    """Return the line for one log entry.
-
-    It is empty if there is nothing to show, as in the summary at the end of training. Shares and
-    costs of zero are left out, so that the others stand out.
-    """
-    is_evaluation = any(key.startswith("eval_") for key in logs)
-    prefix = "eval_" if is_evaluation else ""
-    # Collect the metrics that this log has.
-    parts = []
-    for key, label, value_format in LINE_METRICS:
-        value = logs.get(prefix + key)
-        hides_zero = value_format in ("{:.0%}", "$")
-        if value is None or (value == 0 and hides_zero):
-            continue
-        text = f"${format_usd(value)}" if value_format == "$" else value_format.format(value)
-        parts.append(f"{label} {text}")
-    if not parts:
-        return ""
-    start = "evaluation at " if is_evaluation else ""
-    return f"{start}step {step}: {', '.join(parts)}"
-
-
-def hide_library_bars() -> None:
-    """Turn off the bars of datasets, transformers and the Hub unless a person sees them."""
-    if not is_watched():
-        datasets.disable_progress_bars()
-        transformers_logging.disable_progress_bar()
-        hub_utils.disable_progress_bars()
-
-
-def use_one_line_progress(trainer: Trainer, unit: str = "training steps") -> None:
-    """Replace transformers' progress output by [`OneLineProgress`].
-
-    That is a bar, or with `disable_tqdm` a printed dict per log. Without either nothing is added.
-    """
-    # Which of the two callbacks there is depends on `disable_tqdm`.
-    has_bars = trainer.pop_callback(ProgressCallback) is not None
-    has_printer = trainer.pop_callback(PrinterCallback) is not None
-    if has_bars or has_printer:
-        trainer.add_callback(OneLineProgress(unit, has_bars))
-
-
-class OneLineProgress(ProgressCallback):
-    """transformers' progress bars with [`log_line`] written above them.
-
-    Every log is still in `trainer.state.log_history`. In a file or a pipe there are no bars. There
-    the first line is written, then at most one a minute, those of evaluations, and the last one. A
-    training without logs (a warm start) counts its steps instead.
-
-    Args:
-        unit (`str`, *optional*, defaults to `"training steps"`): The unit counted if there are no
-            bars.
-        has_bars (`bool`, *optional*, defaults to `True`): Whether there may be bars.
-    """
-
-    def __init__(self, unit: str = "training steps", has_bars: bool = True):
-        super().__init__()
-        self.unit = unit
-        self.has_bars = has_bars
-        self._print_interval = PrintInterval()
-        self._unwritten = ""
-        self._lines: ProgressLines | None = None
-
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: object,
-    ) -> None:
-        # A person sees a bar; a file or a pipe gets lines, from the first process.
-        if self.has_bars and is_watched():
-            super().on_train_begin(args, state, control, **kwargs)
-        elif state.is_world_process_zero:
-            # Steps follow each other, so the first ones tell the pace.
-            self._lines = ProgressLines(
-                state.max_steps, self.unit, state.global_step, share_before_estimate=0.0
-            )
-        self._print_interval = PrintInterval(at_once=True)
-        self._unwritten = ""
-        # A resumed run says where it goes on.
-        if state.global_step and state.is_world_process_zero:
-            self._write(f"resuming after step {state.global_step} of {state.max_steps}")
-            if state.global_step >= state.max_steps:
-                self._write("nothing is left to train: raise max_steps (or num_train_epochs)")
-
-    def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: object,
-    ) -> None:
-        if self.training_bar is not None:
-            super().on_step_end(args, state, control, **kwargs)
-        # A training without logs, such as a warm start, counts its steps.
-        elif self._lines is not None and not state.log_history:
-            self._lines.update(state.global_step - self._lines.n)
-
-    def on_prediction_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: object,
-    ) -> None:
-        if self.has_bars and is_watched():
-            super().on_prediction_step(args, state, control, **kwargs)
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: object,
-    ) -> None:
-        line = log_line(logs or {}, state.global_step)
-        # The first process writes, during training, and if there is something to show.
-        is_training = self.training_bar is not None or self._lines is not None
-        if not line or not state.is_world_process_zero or not is_training:
-            return
-
-        # In a file, most lines are held back; the latest of them is written at the end.
-        if self._lines is not None:
-            self._lines.n = state.global_step
-            line += self._lines.time_left()
-        if is_watched(sys.stdout) or line.startswith("evaluation") or self._print_interval.is_due():
-            self._write(line)
-        else:
-            self._unwritten = line
-
-    def _write(self, line: str) -> None:
-        self._unwritten = ""
-        if self.training_bar is not None:
-            self.training_bar.write(line)
-        else:
-            print(line, flush=True)
-
-    def on_train_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: object,
-    ) -> None:
-        # The last line is always written, even if it was held back.
-        if self._unwritten:
-            self._write(self._unwritten)
-        if self.training_bar is not None:
-            super().on_train_end(args, state, control, **kwargs)
-        self._lines = None
-
-
-class LogFile(TrainerCallback):
-    """Writes each log at once as a line of `log.jsonl`, for curves of a run that still goes on.
-
-    Args:
-        folder (`Path`): Where the file goes.
-        run_id (`int`): Distinguishes the lines of several runs in one folder.
-    """
-
-    def __init__(self, folder: Path, run_id: int):
-        self.file = RecordFile(folder / "log.jsonl")
-        self.run_id = run_id
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: object,
-    ) -> None:
-        if state.is_world_process_zero:
-            with suppress(OSError):  # a full disk; the trainer's state has every log
-                self.file.append([{"run": self.run_id, "step": state.global_step, **(logs or {})}])
-
-
-# --- trackers ----------------------------------------------------------------------------------
 
 MEMBER_COLUMNS = ["id", "parents", "operator", "born", "mu", "sigma", "matches", "best", "text"]
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -375,8 +160,8 @@ class LiveView(TrainerCallback):
         if not self.is_wanted():
             return
         # Rollouts at equal distances, not all from the first group.
-        stride = max(1, len(rollouts) // TRAJECTORIES)
-        indices = range(0, len(rollouts), stride)[:TRAJECTORIES]
+        stride = max(1, len(rollouts) // MAX_TRAJECTORIES)
+        indices = range(0, len(rollouts), stride)[:MAX_TRAJECTORIES]
         self._batch_mode = mode
         self._batch_rows = [self._trajectory(rollouts[index], rewards[index]) for index in indices]
 
@@ -484,10 +269,10 @@ def list_members(population: Population) -> list[Sequence[Any]]:
     """Return rows for the best member and the latest ones, newest first."""
     # The best member comes first, even if it is not among the latest.
     best = population.member(population.best())
-    latest = [member for member in population.members[-MEMBERS:] if member is not best]
+    latest = [member for member in population.members[-MAX_MEMBERS:] if member is not best]
     # One row for each, in the order of `MEMBER_COLUMNS`.
     rows: list[Sequence[Any]] = []
-    for member in [best, *reversed(latest)][:MEMBERS]:
+    for member in [best, *reversed(latest)][:MAX_MEMBERS]:
         prompt = member.prompt
         rows.append(
             [
@@ -507,8 +292,8 @@ def list_members(population: Population) -> list[Sequence[Any]]:
 
 def _clean_cell(text: str) -> str:
     """Return a text that every tracker can store: short, in UTF-8, without control characters."""
-    if len(text) > MAX_CHARS:
-        text = f"{text[:MAX_CHARS]} [... {len(text) - MAX_CHARS} characters more]"
+    if len(text) > MAX_CELL_CHARS:
+        text = f"{text[:MAX_CELL_CHARS]} [... {len(text) - MAX_CELL_CHARS} characters more]"
     # Lone surrogates have no encoding in UTF-8.
     text = text.encode("utf-8", "replace").decode("utf-8")
     return CONTROL_CHARACTERS.sub("\ufffd", text)

@@ -157,9 +157,9 @@ def test_search_looks_into_turns_and_replies(browser, report):
     page = opened(browser, report[0])
     page.get_by_label("text in question").fill("QUESTION 77 :")
     shows(page, 1)
-    page.locator("#trajectories .detail .said.other").first.wait_for()
+    page.locator("#trajectories .detail .message.reply").first.wait_for()
     detail = page.locator("#trajectories .detail")
-    assert "question 77 :" in detail.inner_text() and detail.locator(".said").count() == 5
+    assert "question 77 :" in detail.inner_text() and detail.locator(".message").count() == 5
     assert detail.locator("tr", has_text="exact match").count() == 1
 
 
@@ -247,7 +247,7 @@ def test_the_evidence_behind_a_child(browser, tmp_path):
     assert "because" in card.locator(".edit").inner_text()
     card.locator("details.problem summary").click()
     assert "best under 0, worse under 1" in card.locator("details.problem").inner_text()
-    assert "reward 0.500" in card.locator("details.problem .said.other").inner_text()
+    assert "reward 0.500" in card.locator("details.problem .message.reply").inner_text()
     page.locator("#evolution .node[aria-label^='prompt 2,']").press("Enter")
     card.locator("h3", has_text="Prompt 2").wait_for()
     assert card.locator(".edit").count() == 0, "of another child nothing is known"
@@ -299,11 +299,11 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
     page = watched.page
     page.get_by_label("text in question").fill("<script>")
     shows(page, 1)
-    page.locator("#trajectories .detail .said").nth(1).wait_for()
+    page.locator("#trajectories .detail .message").nth(1).wait_for()
     page.locator("#evolution .node[aria-label^='prompt 1,']").press("Enter")
     told = page.locator("#evolution .card")
     told.locator("details.problem summary").click()
-    told.locator("details.problem .said.other").wait_for()
+    told.locator("details.problem .message.reply").wait_for()
     for attack in ATTACKS[:3]:
         assert told.inner_text().count(attack) >= 6, (
             "question, answer, reflection, edit, what it replaced, reason"
@@ -334,7 +334,7 @@ def test_text_that_hides_and_text_without_end(browser, tmp_path):
     )
     page = Watched(browser, write_report(run, pictures=False)).page
     detail = page.locator("#trajectories .detail")
-    assert detail.locator(".odd").all_text_contents() == ["U+202E", "U+200B", "U+2066"]
+    assert detail.locator(".invisible").all_text_contents() == ["U+202E", "U+200B", "U+2066"]
     assert len(detail.inner_text()) < 30_000
     detail.get_by_role("button", name="Show all 1,000,007 characters").click()
     assert detail.inner_text().rstrip().endswith("THE END")

@@ -49,7 +49,7 @@ function drawCostPoints(drawing, points, width) {
     const label = placeLabel(x, y, width, labels);
     labels.push(label);
     const interval = {
-      class: "hair",
+      class: "hairline",
       x1: x,
       x2: x,
       y1: scale.y(point.low),

@@ -70,7 +70,12 @@ function renderTable(headings, rows) {
   const body = el("tbody", {}, ...bodyRows);
 
   // A table that is wider than the page is scrolled, also with the keyboard.
-  const scroller = { class: "wide", tabindex: "0", role: "region", "aria-label": "table" };
+  const scroller = {
+    class: "table-scroller",
+    tabindex: "0",
+    role: "region",
+    "aria-label": "table",
+  };
   return el("div", scroller, el("table", {}, head, body));
 }
 

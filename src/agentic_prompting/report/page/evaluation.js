@@ -148,8 +148,8 @@ function renderIntervals({ task, metric, systems }) {
       const y = CHART.top + (index + 0.7) * rowHeight;
       const shortName = toOneLine(name).slice(0, maxNameLength);
       const meanLabel = { x: x(1), y: y - 10, "text-anchor": "end", text: formatNumber(mean) };
-      drawing.append(svg("text", { class: "over", x: x(0), y: y - 10, text: shortName }));
-      drawing.append(svg("text", { class: "over", ...meanLabel }));
+      drawing.append(svg("text", { class: "outlined", x: x(0), y: y - 10, text: shortName }));
+      drawing.append(svg("text", { class: "outlined", ...meanLabel }));
       drawing.append(svg("line", { class: "whisker", x1: x(low), x2: x(high), y1: y, y2: y }));
       drawing.append(svg("circle", { class: "point", cx: x(mean), cy: y, r: 5 }));
     });

@@ -41,7 +41,7 @@ function showEvolution(lineage, page) {
   const isMeasured = nodes.some((node) => node.heldOut);
   const heldOutFigure = isMeasured ? renderHeldOutFigure(nodes, choosePrompt) : null;
   const figures = [renderRatingsFigure(nodes, choosePrompt), heldOutFigure];
-  section.append(el("div", { class: "two" }, ...figures), detail);
+  section.append(el("div", { class: "figure-pair" }, ...figures), detail);
   if (lineage.gain) {
     const gain = `The best prompt against the first one on held-out questions: ${lineage.gain}.`;
     section.append(renderNote(gain));

@@ -18,7 +18,7 @@ function renderEdit(edit) {
   const outcome = edit.refused ? `refused: ${toWords(edit.refused)}` : "applied";
   const heading = el(
     "div",
-    { class: "who" },
+    { class: "speaker" },
     `${[edit.op, ...edit.ids].join(" ")} · ${source}`,
     el("span", { class: edit.refused ? "bad" : "good", text: outcome }),
   );
@@ -27,7 +27,7 @@ function renderEdit(edit) {
   if (edit.search) parts.push(renderNote("in place of"), renderText(edit.search));
   if (edit.text) parts.push(renderText(edit.text));
   if (edit.reason) parts.push(renderNote("because"), renderText(edit.reason));
-  return el("div", { class: "said edit" }, ...parts);
+  return el("div", { class: "message edit" }, ...parts);
 }
 
 function renderProblem(problem, index) {

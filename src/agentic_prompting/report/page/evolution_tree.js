@@ -75,7 +75,7 @@ function drawPrompt(node, id, [x, y], colour, choosePrompt) {
   const label = `prompt ${id}, ${node.operator}, born at step ${node.born}, rating ${rating}${ending}`;
 
   const properties = {
-    class: joinClasses("node", node.best && "best", !node.alive && "past"),
+    class: joinClasses("node", node.best && "best", !node.alive && "outside-window"),
     tabindex: "0",
     role: "button",
     "aria-label": label,
@@ -91,8 +91,8 @@ function drawPrompt(node, id, [x, y], colour, choosePrompt) {
     properties,
     svg("title", { text: label }),
     svg("circle", { class: "halo", cx: x, cy: y, r: 13, fill: "none" }),
-    svg("circle", { class: "under", cx: x, cy: y, r: 9 }),
+    svg("circle", { class: "base", cx: x, cy: y, r: 9 }),
     svg("circle", { class: "dot", cx: x, cy: y, r: 9, fill: colour }),
-    svg("text", { class: "over", x, y: y - 16, "text-anchor": "middle", text: id }),
+    svg("text", { class: "outlined", x, y: y - 16, "text-anchor": "middle", text: id }),
   );
 }

@@ -118,7 +118,7 @@ class ChartReader {
   addHairline(drawing, scale) {
     this.scale = scale;
     this.hairline = svg("line", {
-      class: "hair",
+      class: "hairline",
       y1: CHART.top,
       y2: CHART.height - CHART.bottom,
       visibility: "hidden",

@@ -59,7 +59,7 @@ function appendVisible(block, text) {
 
 function renderInvisible(character) {
   const code = character.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0");
-  return el("span", { class: "odd", text: `U+${code}`, title: "an invisible character" });
+  return el("span", { class: "invisible", text: `U+${code}`, title: "an invisible character" });
 }
 
 /** A text on one line, without invisible characters. */

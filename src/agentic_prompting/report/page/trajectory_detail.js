@@ -57,7 +57,7 @@ function renderTrajectory(columns, item, trajectory, group) {
     const parts = renderTable(["part", "value"], trajectory.parts);
     reward = el("div", {}, el("h3", { text: "Reward" }), parts);
   }
-  content.push(el("div", { class: "beside" }, reward, group));
+  content.push(el("div", { class: "reward-and-group" }, reward, group));
   content.push(el("h3", { text: "Conversation" }), ...renderConversation(trajectory));
   return content;
 }
@@ -88,7 +88,7 @@ function renderField(name, text) {
   const shortText = toOneLine(text).slice(0, 500);
   return el(
     "p",
-    { class: "note pair" },
+    { class: "note field" },
     `${name}: `,
     el("bdi", { class: "text", text: shortText }),
   );
@@ -115,7 +115,7 @@ function renderGroup(columns, item, setFilters) {
     toWords(columns.status[member]),
   ]);
   const table = renderTable(["", "reward", "advantage", "outcome"], rows);
-  table.classList.add("short");
+  table.classList.add("group-table");
   const button = el("button", {
     type: "button",
     text: `Show these ${members.length} alone`,
@@ -176,11 +176,11 @@ function renderMessage({
   isFailed = false,
   marksTags = false,
 }) {
-  const style = joinClasses("said", isReply && "other", isFailed && "failed");
+  const style = joinClasses("message", isReply && "reply", isFailed && "failed");
   return el(
     "div",
     { class: style },
-    el("div", { class: "who" }, speaker, el("span", { text: remark })),
+    el("div", { class: "speaker" }, speaker, el("span", { text: remark })),
     renderText(text, { marksTags }),
   );
 }

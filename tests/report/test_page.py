@@ -500,6 +500,16 @@ def test_what_it_looks_like(browser, tmp_path, width, scheme):
     pictured(page, "comparison", "#comparison")
 
 
+def test_many_environments_share_line_styles(browser, tmp_path):
+    """There are more environments than styles, which kept the page from being drawn."""
+    rng = random.Random(0)
+    records = [record(n, rng, 3, environment=f"world {n % 7}") for n in range(640)]
+    page = Watched(browser, write_report(write_run(tmp_path, records), pictures=False)).page
+    figure = page.locator("#training figure", has_text="mean reward by environment")
+    assert figure.locator(".legend li").all_inner_texts() == [f"world {n}" for n in range(7)]
+    assert figure.locator("polyline.line-0").count() == 2
+
+
 def test_smoothing(browser, tmp_path):
     page = opened(browser, write_report(training(tmp_path, steps=6), pictures=False))
     lines = page.locator("#training figure").first.locator("polyline")

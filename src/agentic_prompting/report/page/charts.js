@@ -140,10 +140,17 @@ function drawLine(drawing, scale, points, style) {
   }
 }
 
-/** The attributes of a chart's line. Its colour is in the style sheet, for light and dark. */
-function getLineStyle(index, dashes) {
-  const pattern = dashes[1] ? dashes.join(" ") : null;
-  return { class: `line line-${index}`, "stroke-dasharray": pattern };
+/**
+ * The attributes of a chart's line. Its colour is in the style sheet, for light and dark;
+ * `dashPatterns` has the dashes for each colour. If there are more lines, styles are repeated.
+ */
+function getLineStyle(index, dashPatterns) {
+  const number = index % dashPatterns.length;
+  const dashes = dashPatterns[number];
+  return {
+    class: `line line-${number}`,
+    "stroke-dasharray": dashes[1] ? dashes.join(" ") : null,
+  };
 }
 
 /** The names of lines, each with a sample; `lines` are pairs of label and attributes. */

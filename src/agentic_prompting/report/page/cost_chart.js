@@ -38,7 +38,7 @@ function drawCostPoints(drawing, points, width) {
   const front = points.filter((point) => point.front);
   if (front.length > 1) {
     const frontPoints = front.map((point) => [point.usd, point.mean]);
-    drawLine(drawing, scale, frontPoints, getLineStyle(0, []));
+    drawLine(drawing, scale, frontPoints, { class: "line line-0" });
   }
 
   // Each point has its interval and its number in the table.

@@ -27,8 +27,8 @@ function smoothPoints(points) {
 }
 
 /** A panel as a figure; `onStep` is called with a step that was clicked on. */
-function renderLineChart(panel, entries, dashes, onStep) {
-  const series = collectSeries(panel, entries, dashes);
+function renderLineChart(panel, entries, dashPatterns, onStep) {
+  const series = collectSeries(panel, entries, dashPatterns);
   const points = series.flatMap((line) => line.points);
   const xValues = points.map(([x]) => x);
   const yValues = points.map(([, y]) => y);
@@ -58,13 +58,13 @@ function renderLineChart(panel, entries, dashes, onStep) {
 }
 
 /** The lines of a panel: key, label, style and points of each that has values. */
-function collectSeries(panel, entries, dashes) {
+function collectSeries(panel, entries, dashPatterns) {
   const series = [];
   Object.entries(panel.keys).forEach(([key, label], index) => {
     const entriesWithKey = entries.filter((entry) => entry[key] !== undefined);
     const points = entriesWithKey.map((entry) => [entry.step, entry[key]]);
     if (points.length) {
-      series.push({ key, label, style: getLineStyle(index, dashes[index]), points });
+      series.push({ key, label, style: getLineStyle(index, dashPatterns), points });
     }
   });
 

@@ -145,7 +145,7 @@ def test_filters(browser, report):
     both = [
         rollout
         for rollout in malformed
-        if rollout["task"] == "musique" and 2 <= rollout["step"] <= 3
+        if rollout["task"] == "musique" and 2 <= rollout["step"] + 1 <= 3
     ]
     shows(page, len(both))
     page.get_by_label("text in question").fill("no such words")
@@ -171,7 +171,7 @@ def test_the_list_by_keyboard(browser, report):
     page.locator("#trajectories .row[aria-posinset='2'][aria-selected=true]").wait_for()
     rows.press("End")
     page.locator("#trajectories .row[aria-posinset='640'][aria-selected=true]").wait_for()
-    page.locator("#trajectories .detail", has_text="step 4").wait_for()
+    page.locator("#trajectories .detail", has_text="step 5").wait_for()
     assert page.locator("#trajectories .row").count() < 40, "only the rows in sight exist"
 
 
@@ -183,7 +183,7 @@ def test_a_click_on_a_step_shows_its_trajectories(browser, report):
     assert (
         page.get_by_label("from step").input_value()
         == page.get_by_label("to step").input_value()
-        == "2"
+        == "3"
     )
 
 
@@ -199,6 +199,19 @@ def test_the_tree_and_the_diffs(browser, report):
     page.get_by_label("ended").select_option("max_steps")
     assert page.locator("#refinements .row").count() == 1
     page.locator("#refinements .detail .card ins").filter(has_text="and exact").wait_for()
+
+
+def test_the_trajectories_before_a_birth(browser, tmp_path):
+    """A prompt that is born at step 1 was made from the rollouts of step 1, step 0 of the records."""
+    evolved(tmp_path / "population.json", 3)
+    rng = random.Random(0)
+    records = [record(n, rng, 3, step=n // 4, system_prompt=n % 2) for n in range(12)]
+    page = opened(browser, write_report(write_run(tmp_path, records), pictures=False))
+    page.locator("#evolution .node[aria-label*='born at step 1,']").press("Enter")
+    page.get_by_role("button", name="Trajectories under prompt 0 before").click()
+    shows(page, 2)
+    rows = page.locator("#trajectories .row").all_text_contents()
+    assert all("step 1 ·" in row for row in rows)
 
 
 def told_of(run, text):
@@ -532,12 +545,12 @@ def test_a_rollout_has_an_address(browser, tmp_path):
     """Which opens it whatever the filters are; the rollouts of its group are a click away."""
     report = write_report(training(tmp_path, steps=4), pictures=False)
     page = Watched(browser, report).page
-    page.get_by_label("to step").fill("0")
+    page.get_by_label("to step").fill("1")
     shows(page, 24)
     page.goto(f"{report.as_uri()}#rollout-90")
     chosen = page.locator("#trajectories .row[aria-selected=true]")
     page.locator("#trajectories .row[aria-posinset='91'][aria-selected=true]").wait_for()
-    assert "step 3" in chosen.inner_text() and page.get_by_label("to step").input_value() == ""
+    assert "step 4" in chosen.inner_text() and page.get_by_label("to step").input_value() == ""
     page.locator("#trajectories .group a").first.click()
     page.locator("#trajectories .row[aria-posinset='89'][aria-selected=true]").wait_for()
     assert page.url.endswith("#rollout-88")

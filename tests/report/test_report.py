@@ -48,8 +48,9 @@ def test_the_curves_are_means_over_what_is_known():
     assert first["reward"] == 0.75 and first["exact_match"] == 0.5, "a failed rollout is in neither"
     assert first["rollout/failed"] == pytest.approx(1 / 3) and first["rollout/turns"] == 3
     assert (first["environment/cost_usd"], last["environment/cost_usd"]) == (1.0, 3.0)
-    assert "exact_match" not in last and last["step"] == 3
-    assert [entry["reward"] for entry in history_of(records, "eval")] == [9.0]
+    assert "exact_match" not in last and last["step"] == 4
+    (evaluation,) = history_of(records, "eval")
+    assert (evaluation["step"], evaluation["reward"]) == (3, 9.0), "it follows step 3"
 
 
 def test_an_evaluation_with_several_rollouts_a_question_has_a_curve_for_each_k(tmp_path):
@@ -540,10 +541,10 @@ def test_two_runs_side_by_side(tmp_path):
     panel = next(panel for panel in compared["panels"] if panel["name"] == "reward")
     assert panel["keys"] == {"reward 0": "a/run", "reward 1": "b/run"}
     assert [(e["step"], e.get("reward 0"), e.get("reward 1")) for e in compared["entries"]] == [
-        (0, 0.25, 0.75),
         (1, 0.25, 0.75),
         (2, 0.25, 0.75),
-        (3, None, 0.75),
+        (3, 0.25, 0.75),
+        (4, None, 0.75),
     ]
     evaluations = [evaluated(tmp_path / name) for name in ("e1", "e2")]
     differences = block(write_report(evaluations, tmp_path / "out2").read_text(), "comparison")[
@@ -1016,8 +1017,8 @@ def test_the_folder_of_evolve_has_its_tree_and_its_rewards(tmp_path):
     html = write_report(tmp_path, pictures=False).read_text()
     assert len(block(html, "lineage")["nodes"]) == len(population.members)
     assert block(html, "history")["modes"]["evolution"] == [
-        {"step": 0, "evolution/reward": 0.25},
-        {"step": 1, "evolution/reward": 0.5},
+        {"step": 1, "evolution/reward": 0.25},
+        {"step": 2, "evolution/reward": 0.5},
     ]
 
 

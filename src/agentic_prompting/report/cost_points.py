@@ -114,7 +114,7 @@ def _evaluation_answers(evaluation: Evaluation, prefix: str) -> list[ScoredAnswe
 def _training_answers(rollouts: Sequence[Record], name: str) -> list[ScoredAnswer]:
     """Return the training rollouts of the last tenth of a run's steps."""
     training = [record for record in rollouts if record.get("mode", "train") == "train"]
-    # The last tenth of the steps, at least one; they are counted from 0.
+    # The last tenth of the steps, at least one; records count them from 0.
     steps = max((record["step"] for record in training), default=0) + 1
     first_step = steps - max(1, steps // 10)
     answers = []

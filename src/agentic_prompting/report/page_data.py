@@ -34,6 +34,7 @@ from .rollout_records import (
     exact_match_of_record,
     gradient_counts,
     groups_of,
+    logged_step,
     reward_parts,
     total_reward,
 )
@@ -355,7 +356,7 @@ def _trajectory_blocks(all_records: Sequence[Record], max_records: int) -> Itera
         "number": positions,
         "group": [groups[position] for position in positions],
         "advantage": [advantages[position] for position in positions],
-        "step": [record["step"] for record in records],
+        "step": [logged_step(record) for record in records],
         "mode": [record.get("mode", "train") for record in records],
         "status": [record["status"] for record in records],
         "task": [str(record.get("task") or "") for record in records],
@@ -406,7 +407,7 @@ def _lineage_blocks(lineage: Lineage) -> Iterator[Block]:
     for attempt in lineage.refused:
         refused.append(
             {
-                "batch": attempt["step"],
+                "batch": attempt["step"] + 1,  # the journal counts from 0
                 "operator": attempt["operator"],
                 "reason": _reason_in_words(attempt["reason"]),
                 "parents": attempt["parents"],

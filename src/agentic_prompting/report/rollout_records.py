@@ -85,6 +85,16 @@ def _is_evaluation(record: Record) -> bool:
     return any(name.startswith("eval_") for name in record)
 
 
+def logged_step(record: Record) -> int:
+    """The step of a record as the trainer's log and the console count it: the first one is 1.
+
+    The record of a rollout has the number of steps before it. The log writes about a step when it
+    is over, so that rollouts of training belong to the step after. An evaluation belongs to the
+    step that it follows, in both; it is step 0 before all training.
+    """
+    return record["step"] if _is_evaluation(record) else record["step"] + 1
+
+
 def total_reward(record: Record) -> float | None:
     """The reward that training used: the weighted sum, `reward`, if it was recorded, else the sum
     of the rewards; `None` if there is none.
@@ -250,7 +260,7 @@ def _prompt_r1_parts(record: Record, recorded: float) -> list[tuple[str, float |
 
 
 def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str, float]]:
-    """One entry per step, in order, as in `trainer.state.log_history`.
+    """One entry per step, in order, numbered as in `trainer.state.log_history`.
 
     Args:
         records (`Iterable[Mapping]`): As [`read_rollouts`] returns them.
@@ -268,7 +278,7 @@ def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str,
     steps: dict[int, list[Record]] = defaultdict(list)
     for record in records:
         if record.get("mode", "train") == mode:
-            steps[record["step"]].append(record)
+            steps[logged_step(record)].append(record)
     history = []
     spent = 0.0
     for step, step_records in sorted(steps.items()):

@@ -191,14 +191,17 @@ def _steps_of(state: Mapping[str, Any]) -> float:
 
 
 def _evolution_history(state_file: Path) -> list[dict[str, float]]:
-    """Mean and held-out reward of each step of [`evolve`], from its state."""
+    """Mean and held-out reward of each step of [`evolve`], from its state, which counts from 0.
+
+    As in training, the first step is 1: a prompt that is born at step 1 was made in this step.
+    """
     steps = read_json_object(state_file).get("steps")
     history = []
     for log in steps if isinstance(steps, list) else ():
         # The file may have been edited or damaged.
         if not isinstance(log, dict) or not is_number(log.get("step")):
             continue
-        entry = {"step": log["step"]}
+        entry = {"step": log["step"] + 1}
         # Not every step has a held-out score.
         for key, name in (("reward", "evolution/reward"), ("held_out", "evolution/held_out")):
             if is_number(log.get(key)):

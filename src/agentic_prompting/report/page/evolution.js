@@ -186,7 +186,7 @@ function renderRelatives(nodes, id, choosePrompt) {
 
 /** A button that lists the trajectories of a parent from which a prompt was made. */
 function renderParentButton(node, parent, page) {
-  const filters = { prompt: String(parent), to: String(node.born - 1), order: "last" };
+  const filters = { prompt: String(parent), to: String(node.born), order: "last" };
   return el("button", {
     type: "button",
     text: `Trajectories under prompt ${parent} before this one was born`,

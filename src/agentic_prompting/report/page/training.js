@@ -30,8 +30,8 @@ function showTraining(history, page) {
   const showStep = (step) => page.filterTrajectories({ from: String(step), to: String(step) });
   for (const [mode, entries] of Object.entries(history.modes)) {
     if (!entries.length) continue;
-    // The log counts a step when it is over, the records when it begins: a click on the log's
-    // curves would open the wrong step.
+    // The log also has steps that train on the rollouts of an earlier step, without any of their
+    // own: its curves open no trajectories.
     const onStep = mode === "train" || mode === "eval" ? showStep : undefined;
     const panels = history.panels.filter((panel) => hasValues(panel, entries));
     const charts = panels.map((panel) => renderLineChart(panel, entries, history.dashes, onStep));

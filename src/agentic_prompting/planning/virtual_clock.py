@@ -254,7 +254,7 @@ def play_steps(
     stream = RowStream(questions, seed=0, shuffle=True, groups_per_batch=pace.groups)
     log_file = InFlightFile(folder / "00000.jsonl", {}, 0, resumes=False)
     prompts = RowPrompts(AgentSpec(), pace.rollouts)
-    source = AsyncSource(stream, prompts, player, log_file, lead, 2 * lead)
+    source = AsyncSource(stream, prompts, player, log_file, lead=lead, max_staleness=2 * lead)
 
     # Keep a reference to the task: the event loop does not.
     decoding = loop.create_task(decoder.run())

@@ -156,12 +156,12 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             return ReferenceReflector(self.reference, self.args, is_main_process)
         # The policy reflects as it plays: with the same limits and chat template.
         return PolicyReflector(
-            lambda: self.policy,
-            self.player.backend.session,
-            cast(ChatFormat, self.chat_format),
-            self.limits,
-            self.args,
-            is_main_process,
+            get_policy=lambda: self.policy,
+            open_session=self.player.backend.session,
+            chat_format=cast(ChatFormat, self.chat_format),
+            limits=self.limits,
+            args=self.args,
+            sends_requests=is_main_process,
         )
 
     def budget_spenders(

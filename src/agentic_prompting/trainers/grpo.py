@@ -266,14 +266,14 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         with warnings.catch_warnings(), use_weight_sync(args), explain_missing_model(model):
             # TRL warns that `rollout_func` is experimental, and this trainer always passes one.
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
-            model, processing_class, args = load_policy(model, args, processing_class)
+            policy = load_policy(model, args, processing_class)
             super().__init__(
-                model=model,
+                model=policy.model,
                 reward_funcs=guarded_rewards or None,
-                args=args,
+                args=policy.args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
-                processing_class=processing_class,
+                processing_class=policy.processing_class,
                 rollout_func=lambda prompts, trainer: trainer._batch_for_trl(),
                 **kwargs,
             )
@@ -322,10 +322,10 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             warn_of_shared_names(self.reward_func_names)
         self.live_view = LiveView(
             self.args.report_to,
-            lambda: self.callback_handler.callbacks,
-            self.reward_func_names,
-            self._reward_functions,
-            self.population,
+            get_callbacks=lambda: self.callback_handler.callbacks,
+            reward_names=self.reward_func_names,
+            reward_functions=self._reward_functions,
+            population=self.population,
         )
         rollout_log = RolloutLog(
             Path(self.args.output_dir) / "rollouts",
@@ -374,9 +374,9 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         return RolloutPlayer(
             backend,
             environment,
-            self.spec.create_format(tokenizer_of(self), self.eos_token_ids),
-            limits_for(self.args, environment, max_context),
-            self.accelerator,
+            chat_format=self.spec.create_format(tokenizer_of(self), self.eos_token_ids),
+            limits=limits_for(self.args, environment, max_context),
+            accelerator=self.accelerator,
             full_determinism=self.args.full_determinism,
             show_progress=not self.args.disable_tqdm,
             sync_weights=self.vllm_generation.sync_weights if self.use_vllm else None,

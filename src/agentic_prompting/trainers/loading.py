@@ -11,8 +11,9 @@ import inspect
 import logging
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from peft import PeftConfig, PeftModel
@@ -132,15 +133,26 @@ def is_adapter(name: str, args: GRPOConfig) -> bool:
 # --- loading -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class PolicyArguments(Generic[Args]):
+    """The arguments of TRL's trainer that depend on the policy.
+
+    Args:
+        model (`str` or `PreTrainedModel`): The policy, or the name under which TRL loads it.
+        processing_class (`PreTrainedTokenizerBase`, *optional*): Its tokenizer.
+        args (`GRPOConfig`): The training arguments.
+    """
+
+    model: str | PreTrainedModel | PeftModel
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin | None
+    args: Args
+
+
 def load_policy(
     model: str | Path | PreTrainedModel | PeftModel,
     args: Args,
     processing_class: PreTrainedTokenizerBase | ProcessorMixin | None,
-) -> tuple[
-    str | PreTrainedModel | PeftModel,
-    PreTrainedTokenizerBase | ProcessorMixin | None,
-    Args,
-]:
+) -> PolicyArguments[Args]:
     """Load the policy if TRL would not load it, or would load it wrongly.
 
     Args:
@@ -150,9 +162,6 @@ def load_policy(
         processing_class (`PreTrainedTokenizerBase`, *optional*): The trainer's argument. Without it
             the tokenizer is loaded, never an image processor, which needs packages that training
             on text does not.
-
-    Returns:
-        `tuple`: The three arguments for TRL.
     """
     revision = (args.model_init_kwargs or {}).get("revision")
     if isinstance(model, Path):
@@ -174,7 +183,7 @@ def load_policy(
     is_unset = args.ddp_find_unused_parameters is None
     if is_unset and not is_reentrant and _is_multimodal(model, args):
         args = copy_args(args, ddp_find_unused_parameters=True)
-    return model, processing_class, args
+    return PolicyArguments(model, processing_class, args)
 
 
 def _load_adapter(folder: str, args: GRPOConfig) -> PeftModel:

@@ -337,9 +337,13 @@ class AsyncSource:
         started_at = self.updates
         if plan.saved_group is not None:
             started_at = min(plan.saved_group.started_at, self.updates)
-        fingerprint = fingerprint_prompts(plan.prompts)
         group = RolloutGroup(
-            plan.number, started_at, rollouts, plan.metadata, episode_logs, fingerprint
+            number=plan.number,
+            started_at=started_at,
+            rollouts=rollouts,
+            metadata=plan.metadata,
+            episode_logs=episode_logs,
+            prompts_fingerprint=fingerprint_prompts(plan.prompts),
         )
         if plan.saved_group is None:
             self.in_flight_file.write(group.start_record())
@@ -354,12 +358,12 @@ class AsyncSource:
 
         environment = self.player.environment
         return EpisodeLog(
-            self._ask_policy,
-            self._ask_environment,
-            lambda: self.updates,
-            write_entry,
-            saved_episode.turns,
-            saved_episode.replies,
+            ask_policy=self._ask_policy,
+            ask_environment=self._ask_environment,
+            count_updates=lambda: self.updates,
+            write_entry=write_entry,
+            turns=saved_episode.turns,
+            replies=saved_episode.replies,
             is_program=environment is not None and environment.plays_whole_episodes,
         )
 
@@ -476,12 +480,12 @@ class AsyncSource:
         played_anew = self._played_anew_count
         self._played_anew_count = 0
         return LeadStats(
-            token_ages,
-            updates_during_turns,
-            len(self.groups_in_flight),
-            trainer_idle,
-            policy_idle,
-            played_anew,
+            token_ages=token_ages,
+            updates_during_turns=updates_during_turns,
+            groups_in_flight=len(self.groups_in_flight),
+            trainer_idle=trainer_idle,
+            policy_idle=policy_idle,
+            played_anew=played_anew,
         )
 
     # --- checkpoints, and the end of training --------------------------------------------------
@@ -529,11 +533,11 @@ class AsyncSource:
         for group_state in state["groups"]:
             number = group_state["group"]
             self.in_flight_file.saved_groups[number] = SavedGroup(
-                number,
-                group_state["update"],
-                group_state["prompts"],
-                group_state["metadata"],
-                self._restore_episodes(group_state),
+                number=number,
+                started_at=group_state["update"],
+                prompts_fingerprint=group_state["prompts"],
+                metadata=group_state["metadata"],
+                episodes=self._restore_episodes(group_state),
             )
             self._checkpoint_groups[number] = group_state.get("used_at", NOT_USED)
 
@@ -635,7 +639,7 @@ def make_async_source(
         prompts,
         player,
         file,
-        args.async_lead,
-        args.max_staleness,
-        args.steps_per_batch,
+        lead=args.async_lead,
+        max_staleness=args.max_staleness,
+        updates_per_batch=args.steps_per_batch,
     )

@@ -4,10 +4,15 @@ Each problem of a batch is attempted N times under each of M system prompts. The
 twice: TRL's group baseline over the N rollouts of one problem and prompt is the paper's V_i for the
 policy gradient, and the mean rewards rate the prompts and decide which of them have children.
 
-[`ESPLTrainer`] connects three parts to training: [`PopulationEvolution`] is Algorithm 1 for the
-prompts, [`PopulationPrompts`] chooses the system prompt of each rollout of a batch, and a reflector
-(`reflectors.py`) writes the children. Every process holds the same population and makes the same
-decisions.
+Every process holds the same population and makes the same decisions. A step of Algorithm 1 is
+written in the hooks of [`MultiTurnGRPOTrainer`], which are called in this order:
+
+1. `_before_batch`: children of earlier batches join the population, and the M prompts of this batch
+    are drawn;
+2. the rollouts are played, each under the system prompt that [`PopulationPrompts`] chooses;
+3. `_after_rewards`: [`PopulationEvolution`] rates the prompts by their mean rewards and chooses the
+    parents, and a reflector (`reflectors.py`) begins to write their children;
+4. TRL updates the weights.
 """
 
 from __future__ import annotations

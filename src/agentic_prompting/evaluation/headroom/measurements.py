@@ -187,11 +187,11 @@ class PromptMeasurement(Measurement):
             raise MeasurementStopped(f"the reference LLM did not answer: {reply.error}")
         # The reply may repeat prompts, its own or those that are compared already, or contain too
         # many.
-        written = read_proposals(reply.text)
-        new_texts = [text for text in dict.fromkeys(written) if text not in self.texts]
+        proposed_texts = read_proposals(reply.text)
+        new_texts = [text for text in dict.fromkeys(proposed_texts) if text not in self.texts]
         self.texts += new_texts[: self.prompts_to_write]
         # The empty prompt alone is not a challenger: a verdict on it would say nothing of others.
-        if not any(self.texts[1:]) and written:
+        if not any(self.texts[1:]) and proposed_texts:
             raise MeasurementStopped(
                 "the reference LLM proposed no change: it wrote the start prompt again and no "
                 "other one, so there is nothing to compare; name `prompts` of your own, or use "
@@ -205,12 +205,12 @@ class PromptMeasurement(Measurement):
                 "the reference LLM wrote no prompt between <prompt> and </prompt>, but: "
                 f"{beginning}{advice if reply.cached else ''}"
             )
-        if len(new_texts) < len(written):
+        if len(new_texts) < len(proposed_texts):
             logger.warning(
                 "%d of the %d prompts that the reference LLM wrote repeat others: %d prompts are "
                 "compared, the start prompt and the empty one among them",
-                len(written) - len(new_texts),
-                len(written),
+                len(proposed_texts) - len(new_texts),
+                len(proposed_texts),
                 len(self.texts),
             )
         # Too few different ones, as of a reply that was cut off.

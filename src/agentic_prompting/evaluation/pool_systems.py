@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -76,7 +77,7 @@ def answer_of_workers(
         workers (`Sequence[str]`): Whose replies they are, for the record.
         started (`float`): `time.perf_counter()` before the first call.
     """
-    calls = [call for reply in replies for call in reply.replies]
+    calls = list(chain.from_iterable(reply.replies for reply in replies))
     # Failed calls of other replies do not make the answer a failed one.
     calls_without_errors = [replace(call, error=None) for call in calls]
     seconds = time.perf_counter() - started

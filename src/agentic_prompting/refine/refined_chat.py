@@ -9,7 +9,7 @@ from typing import Any
 from ..llm import BadReply, BadRequest, Budget, Message, Reply, Usage
 from .refiner import ProRefiner
 from .templates import DEFAULT_PROMPT
-from .types import Query, RefinementResult, check_prompt
+from .types import Query, RefinementResult, RoleUsage, check_prompt
 
 
 class RefinedChat:
@@ -95,20 +95,14 @@ def to_reply(result: RefinementResult) -> Reply:
     failure it is the error: with a role's key wrong or its budget spent, no later question would be
     refined.
     """
-    # Sum the usage over the roles.
-    role_usages = list(result.usage.values())
-    totals = {
-        item.name: sum(getattr(role_usage, item.name) for role_usage in role_usages)
-        for item in fields(Usage)
-    }
-    usage = Usage(**totals)
-    calls = sum(role_usage.calls for role_usage in role_usages)
+    # Sum the usage over the roles. A reply has no place for their numbers of calls.
+    total = sum(result.usage.values(), RoleUsage())
+    usage = Usage(**{item.name: getattr(total, item.name) for item in fields(Usage)})
     # The reply is a recorded one if all of its calls were.
-    is_cached = 0 < calls == sum(role_usage.cached for role_usage in role_usages)
-    worth_usd = sum(role_usage.worth_usd for role_usage in role_usages)
+    is_cached = 0 < total.calls == total.cached
     reply = Reply(
         usage=usage,
-        saved=Usage(cost_usd=worth_usd - usage.cost_usd),
+        saved=Usage(cost_usd=total.worth_usd - usage.cost_usd),
         cached=is_cached,
         attempts=0 if is_cached else 1,
         seconds=result.seconds,

@@ -44,7 +44,7 @@ from agentic_prompting.rollout import (
 )
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
-from agentic_prompting.trainers import TrainingStopped, callbacks, warm_start
+from agentic_prompting.trainers import TrainingStopped, one_line_progress, warm_start
 from agentic_prompting.trainers.resolve_spec import drop_unused_template
 from support.training import END, Acts, arguments, one_batch, trainer_for, vars_for
 
@@ -602,7 +602,7 @@ def test_a_folder_that_is_no_agent(tmp_path):
 
 @pytest.fixture
 def quiet_libraries():
-    callbacks.hide_library_bars()
+    one_line_progress.hide_library_bars()
     yield
     for library in (datasets, huggingface_hub.utils):
         library.enable_progress_bars()
@@ -633,9 +633,11 @@ def test_where_nobody_looks_on_there_are_no_bars_and_few_lines(
 def test_the_line_of_a_step_comes_at_most_once_a_minute(capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(
-        callbacks, "PrintInterval", partial(callbacks.PrintInterval, clock=lambda: now[0])
+        one_line_progress,
+        "PrintInterval",
+        partial(one_line_progress.PrintInterval, clock=lambda: now[0]),
     )
-    callback = callbacks.OneLineProgress()
+    callback = one_line_progress.OneLineProgress()
     state = TrainerState(max_steps=10)
     callback.on_train_begin(None, state, None)
     for step in range(1, 11):

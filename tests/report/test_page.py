@@ -44,8 +44,8 @@ RESULT = RefinementResult(
 
 @pytest.fixture(scope="module")
 def browser():
-    with chromium() as one:
-        yield one
+    with chromium() as started_browser:
+        yield started_browser
 
 
 @pytest.fixture(scope="module")
@@ -62,27 +62,27 @@ def report(tmp_path_factory):
     return write_report(write_run(run, records), pictures=False), records
 
 
-class Watched:
+class WatchedPage:
     """A page whose errors, messages, dialogs and requests are noted."""
 
     def __init__(self, browser, page_file, **options):
-        self.noted = []
+        self.events = []
         context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
-        context.on("console", lambda message: self.noted.append(f"console: {message.text}"))
-        context.on("weberror", lambda error: self.noted.append(f"error: {error.error}"))
+        context.on("console", lambda message: self.events.append(f"console: {message.text}"))
+        context.on("weberror", lambda error: self.events.append(f"error: {error.error}"))
         context.on(
             "dialog",
-            lambda dialog: (self.noted.append(f"dialog: {dialog.message}"), dialog.dismiss()),
+            lambda dialog: (self.events.append(f"dialog: {dialog.message}"), dialog.dismiss()),
         )
-        context.on("request", lambda request: self.noted.append(f"request: {request.url}"))
+        context.on("request", lambda request: self.events.append(f"request: {request.url}"))
         self.page = opened(context, page_file)
         assert self.page.locator("html").get_attribute("data-ready") == "yes"
-        self.noted.remove(f"request: {page_file.as_uri()}")
+        self.events.remove(f"request: {page_file.as_uri()}")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_it_draws_everything_without_an_error(browser, report, width, scheme):
-    watched = Watched(
+    watched = WatchedPage(
         browser, report[0], viewport={"width": width, "height": 850}, color_scheme=scheme
     )
     page = watched.page
@@ -98,7 +98,7 @@ def test_it_draws_everything_without_an_error(browser, report, width, scheme):
         "nothing sticks out at the side"
     )
     pictured(page, "evolution", "#evolution")
-    assert watched.noted == []
+    assert watched.events == []
 
 
 def test_the_log_and_the_held_out_results(browser, tmp_path):
@@ -116,7 +116,7 @@ def test_the_log_and_the_held_out_results(browser, tmp_path):
     }
     (tmp_path / "summary.json").write_text(json.dumps({"sandbox": True, "exact_match": table}))
     run = write_run(tmp_path, [record(number, random.Random(0), 3) for number in range(200)])
-    watched = Watched(browser, write_report(run, pictures=False))
+    watched = WatchedPage(browser, write_report(run, pictures=False))
     training = watched.page.locator("#training")
     titles = training.locator("figcaption span").all_text_contents()
     assert titles[-4:] == ["loss", "KL divergence", "gradient norm", "entropy"]
@@ -126,7 +126,7 @@ def test_the_log_and_the_held_out_results(browser, tmp_path):
     assert "gradient" in training.inner_text() and "in all" in training.inner_text()
     assert training.locator("tr", has_text=ATTACKS[1]).inner_text().split()[-1] == "0–0.900"
     assert "0.200" in training.locator(".tiles div", has_text="held-out exact match").inner_text()
-    assert watched.page.title().endswith("agentic-prompting") and watched.noted == []
+    assert watched.page.title().endswith("agentic-prompting") and watched.events == []
 
 
 def test_filters(browser, report):
@@ -142,12 +142,12 @@ def test_filters(browser, report):
     page.get_by_label("task", exact=True).select_option("musique")
     page.get_by_label("from step").fill("2")
     page.get_by_label("to step").fill("3")
-    both = [
+    matching = [
         rollout
         for rollout in malformed
         if rollout["task"] == "musique" and 2 <= rollout["step"] + 1 <= 3
     ]
-    shows(page, len(both))
+    shows(page, len(matching))
     page.get_by_label("text in question").fill("no such words")
     shows(page, 0)
     assert "Nothing fits" in page.locator("#trajectories .detail").inner_text()
@@ -214,8 +214,8 @@ def test_the_trajectories_before_a_birth(browser, tmp_path):
     assert all("step 1 ·" in row for row in rows)
 
 
-def told_of(run, text):
-    """A journal in which every text is this one: of the child 1, and of an attempt that gave none."""
+def write_journal(run, text):
+    """Write a journal whose texts are all `text`: of child 1, and of an attempt without a child."""
     problem = {
         "question": text,
         "truth": text,
@@ -231,7 +231,7 @@ def told_of(run, text):
         "reason": text,
         "refused": text,
     }
-    one = {
+    attempt = {
         "step": 0,
         "attempt": 0,
         "operator": text,
@@ -244,13 +244,13 @@ def told_of(run, text):
         "held_out": {},
     }
     EvolutionJournal(run / "evolution.jsonl").append(
-        [one, {**one, "attempt": 1, "child": None, "reason": text}]
+        [attempt, {**attempt, "attempt": 1, "child": None, "reason": text}]
     )
 
 
 def test_the_evidence_behind_a_child(browser, tmp_path):
     evolved(tmp_path / "population.json", 6)
-    told_of(tmp_path, "ask for the \u00e9 first")
+    write_journal(tmp_path, "ask for the \u00e9 first")
     page = opened(browser, write_report(tmp_path, pictures=False))
     page.locator("#evolution .node[aria-label^='prompt 1,']").press("Enter")
     card = page.locator("#evolution .card")
@@ -297,28 +297,28 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
     }
     run = tmp_path / "<img src=x onerror=alert(1)>"
     write_run(run, [record(0, rng, 3, **attack), record(1, rng, 3)])
-    population = (run / "population.json").write_text
-    evolved(run / "population.json", 2)
-    saved = (run / "population.json").read_text(encoding="utf-8")
-    population(saved.replace("Ask first.", ATTACKS[0]), encoding="utf-8")
-    told_of(run, text)
+    population_file = run / "population.json"
+    evolved(population_file, 2)
+    population = population_file.read_text(encoding="utf-8")
+    population_file.write_text(population.replace("Ask first.", ATTACKS[0]), encoding="utf-8")
+    write_journal(run, text)
     results = ResultsFile(run / "refined.jsonl", "s")
     step = RefinementStep(text, text + text, output=text, feedback=text, problem=text)
     results.add(
         "1",
         replace(RESULT, query=text, answer=text, prompt=text, initial_prompt=text, steps=(step,)),
     )
-    watched = Watched(browser, write_report(run, pictures=False))
+    watched = WatchedPage(browser, write_report(run, pictures=False))
     page = watched.page
     page.get_by_label("text in question").fill("<script>")
     shows(page, 1)
     page.locator("#trajectories .detail .message").nth(1).wait_for()
     page.locator("#evolution .node[aria-label^='prompt 1,']").press("Enter")
-    told = page.locator("#evolution .card")
-    told.locator("details.problem summary").click()
-    told.locator("details.problem .message.reply").wait_for()
+    card = page.locator("#evolution .card")
+    card.locator("details.problem summary").click()
+    card.locator("details.problem .message.reply").wait_for()
     for attack in ATTACKS[:3]:
-        assert told.inner_text().count(attack) >= 6, (
+        assert card.inner_text().count(attack) >= 6, (
             "question, answer, reflection, edit, what it replaced, reason"
         )
     page.locator("#evolution summary", has_text="1 attempt without a child").click()
@@ -331,7 +331,7 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
         == 0
     )
     assert page.title() == "<img src=x onerror=alert(1)> · agentic-prompting"
-    assert watched.noted == []
+    assert watched.events == []
 
 
 def test_text_that_hides_and_text_without_end(browser, tmp_path):
@@ -345,7 +345,7 @@ def test_text_that_hides_and_text_without_end(browser, tmp_path):
     run = write_run(
         tmp_path, [record(0, random.Random(0), 3, question=hidden, turns=[long], observations=[])]
     )
-    page = Watched(browser, write_report(run, pictures=False)).page
+    page = WatchedPage(browser, write_report(run, pictures=False)).page
     detail = page.locator("#trajectories .detail")
     assert detail.locator(".invisible").all_text_contents() == ["U+202E", "U+200B", "U+2066"]
     assert len(detail.inner_text()) < 30_000
@@ -380,7 +380,7 @@ def test_a_group_is_shown_with_its_advantages(browser, tmp_path):
     assert all("q1" in text for text in page.locator("#trajectories .row").all_text_contents())
 
 
-def evaluated(folder, systems, rows):
+def write_evaluation(folder, systems, rows):
     from agentic_prompting.evaluation import evaluate_agent, save_run
 
     save_run(
@@ -402,33 +402,36 @@ HOSTILE = {
 WIDTHS = pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 
 
-def looked_at(browser, page_file, width, scheme):
+def open_checked(browser, page_file, width, scheme):
     """A page at this width, without errors, with nothing that sticks out and no text too small to
     be read.
     """
-    watched = Watched(
+    watched = WatchedPage(
         browser, page_file, viewport={"width": width, "height": 850}, color_scheme=scheme
     )
     assert watched.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-    assert watched.noted == []
+    assert watched.events == []
     for drawn in watched.page.locator("figure > svg").all():
         box = drawn.bounding_box()
         assert drawn.get_attribute("viewBox") == f"0 0 {round(box['width'])} 232", (
             "a chart's text has its own size"
         )
         for text in drawn.locator("text").all():
-            its = text.bounding_box()
+            text_box = text.bounding_box()
             assert (
-                its["x"] >= box["x"] and its["x"] + its["width"] <= box["x"] + box["width"] + 1
+                text_box["x"] >= box["x"]
+                and text_box["x"] + text_box["width"] <= box["x"] + box["width"] + 1
             ), text.text_content()
-            assert its["y"] + its["height"] <= box["y"] + box["height"] + 1, text.text_content()
+            assert text_box["y"] + text_box["height"] <= box["y"] + box["height"] + 1, (
+                text.text_content()
+            )
     return watched.page
 
 
 @WIDTHS
 def test_a_hostile_evaluation(browser, tmp_path, width, scheme):
-    page = looked_at(
-        browser, write_report(evaluated(tmp_path, **HOSTILE), pictures=False), width, scheme
+    page = open_checked(
+        browser, write_report(write_evaluation(tmp_path, **HOSTILE), pictures=False), width, scheme
     )
     section = page.locator("#evaluation")
     assert "1.000 [0.610, 1.000]" in section.locator("table").first.inner_text()
@@ -452,8 +455,8 @@ def test_score_against_dollars(browser, tmp_path, width, scheme):
         write_run(tmp_path / name, [record(n, random.Random(n), 3) for n in range(200)])
         for name in "ab"
     ]
-    runs[0] = evaluated(runs[0] / "evaluation", **HOSTILE).parent
-    page = looked_at(browser, write_report(runs, tmp_path / "both"), width, scheme)
+    runs[0] = write_evaluation(runs[0] / "evaluation", **HOSTILE).parent
+    page = open_checked(browser, write_report(runs, tmp_path / "both"), width, scheme)
     front = page.locator("#front")
     assert front.locator("circle").count() == 3 and front.locator("tr").count() == 4
     assert "b" in front.locator("table").inner_text() and ATTACKS[2] not in front.inner_text()
@@ -466,7 +469,7 @@ def test_what_it_looks_like(browser, tmp_path, width, scheme):
     narrow, light and dark.
     """
     run = training(tmp_path / "steady")
-    page = looked_at(browser, write_report(run, pictures=False), width, scheme)
+    page = open_checked(browser, write_report(run, pictures=False), width, scheme)
     titles = page.locator("#training figcaption span").all_text_contents()
     assert titles[-6:] == [
         "loss",
@@ -490,18 +493,18 @@ def test_what_it_looks_like(browser, tmp_path, width, scheme):
         "untrained agent": right_of(4),
         "large LLM alone": right_of(1),
     }
-    page = looked_at(
+    page = open_checked(
         browser,
-        write_report(evaluated(tmp_path / "e", agents, rows), pictures=False),
+        write_report(write_evaluation(tmp_path / "e", agents, rows), pictures=False),
         width,
         scheme,
     )
     pictured(page, "evaluation", "#evaluation")
 
     other = training(tmp_path / "faster", steps=18, seed=1, rising=0.1)
-    evaluated(run / "evaluation", {"trained agent": right_of(8)}, rows)
-    evaluated(other / "evaluation", {"trained agent": right_of(7)}, rows)
-    page = looked_at(browser, write_report([run, other], tmp_path / "both"), width, scheme)
+    write_evaluation(run / "evaluation", {"trained agent": right_of(8)}, rows)
+    write_evaluation(other / "evaluation", {"trained agent": right_of(7)}, rows)
+    page = open_checked(browser, write_report([run, other], tmp_path / "both"), width, scheme)
     section = page.locator("#comparison")
     assert section.locator("polyline").count() >= 20 and section.locator(".legend").count() >= 10
     assert section.locator(".legend").first.locator("li").all_inner_texts() == ["steady", "faster"]
@@ -517,7 +520,7 @@ def test_many_environments_share_line_styles(browser, tmp_path):
     """There are more environments than styles, which kept the page from being drawn."""
     rng = random.Random(0)
     records = [record(n, rng, 3, environment=f"world {n % 7}") for n in range(640)]
-    page = Watched(browser, write_report(write_run(tmp_path, records), pictures=False)).page
+    page = WatchedPage(browser, write_report(write_run(tmp_path, records), pictures=False)).page
     figure = page.locator("#training figure", has_text="mean reward by environment")
     assert figure.locator(".legend li").all_inner_texts() == [f"world {n}" for n in range(7)]
     assert figure.locator("polyline.line-0").count() == 2
@@ -544,7 +547,7 @@ def test_smoothing(browser, tmp_path):
 def test_a_rollout_has_an_address(browser, tmp_path):
     """Which opens it whatever the filters are; the rollouts of its group are a click away."""
     report = write_report(training(tmp_path, steps=4), pictures=False)
-    page = Watched(browser, report).page
+    page = WatchedPage(browser, report).page
     page.get_by_label("to step").fill("1")
     shows(page, 24)
     page.goto(f"{report.as_uri()}#rollout-90")

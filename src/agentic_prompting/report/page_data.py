@@ -413,7 +413,7 @@ def _lineage_blocks(lineage: Lineage) -> Iterator[Block]:
                 "parents": attempt["parents"],
             }
         )
-    unchanged_attempts = [attempt for attempt in lineage.refused if attempt["reason"] == NO_CHANGE]
+    without_change = sum(attempt["reason"] == NO_CHANGE for attempt in lineage.refused)
     # `chunk` tells the script whether there are stories to unpack.
     has_stories = any(node.story for node in lineage.nodes) or bool(lineage.refused)
     yield (
@@ -423,7 +423,7 @@ def _lineage_blocks(lineage: Lineage) -> Iterator[Block]:
             "window": lineage.window,
             "chunk": STORIES_PER_CHUNK if has_stories else None,
             "refused": refused,
-            "refusedWithoutChange": len(unchanged_attempts),
+            "refusedWithoutChange": without_change,
             "gain": _describe_gain(lineage),
         },
     )

@@ -28,7 +28,7 @@ function drawTree(nodes, choosePrompt) {
     TREE.top + node.lane * TREE.laneHeight,
   ]);
 
-  const lastLane = Math.max(...nodes.map((node) => node.lane));
+  const [, lastLane] = findRange(nodes.map((node) => node.lane));
   const width = Math.max(320, TREE.left * 2 + (births.length - 1) * TREE.columnWidth);
   const height = TREE.top * 2 + lastLane * TREE.laneHeight;
   const drawing = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
@@ -54,7 +54,7 @@ function drawTree(nodes, choosePrompt) {
     const colour = chooseColour(node.mu, lowest, highest);
     return drawPrompt(node, id, positions[id], colour, choosePrompt);
   });
-  drawing.append(...marks);
+  for (const mark of marks) drawing.append(mark);
   return { drawing, marks, positions };
 }
 
@@ -71,8 +71,9 @@ function drawEdge([x1, y1], [x2, y2], operator) {
 
 function drawPrompt(node, id, [x, y], colour, choosePrompt) {
   const rating = `${formatNumber(node.mu, 1)} plus or minus ${formatNumber(node.sigma, 1)}`;
-  const ending = node.best ? ", the best" : "";
-  const label = `prompt ${id}, ${node.operator}, born at step ${node.born}, rating ${rating}${ending}`;
+  const facts = [`prompt ${id}`, node.operator, `born at step ${node.born}`, `rating ${rating}`];
+  if (node.best) facts.push("the best");
+  const label = facts.join(", ");
 
   const properties = {
     class: joinClasses("node", node.best && "best", !node.alive && "outside-window"),

@@ -61,7 +61,8 @@ class TrajectoryList {
     const compare = TRAJECTORY_ORDERS[values.order].compare;
     items.sort((item, other) => compare(this.columns, item, other) || item - other);
 
-    this.status.textContent = `${formatNumber(items.length)} ${items.length === 1 ? "fits" : "fit"}`;
+    const verb = items.length === 1 ? "fits" : "fit";
+    this.status.textContent = `${formatNumber(items.length)} ${verb}`;
     await this.browser.showItems(items, openedItem);
   }
 
@@ -160,7 +161,7 @@ function fitsFilters(columns, item, values) {
   for (const name of ["status", "task", "mode", "prompt"]) {
     if (values[name] && String(columns[name][item]) !== values[name]) return false;
   }
-  if (values.answer && columns.match[item] !== (values.answer === "right" ? 1 : 0)) return false;
+  if (values.answer && judgeAnswer(columns.match[item]) !== values.answer) return false;
   if (values.group && columns.group[item] !== Number(values.group)) return false;
   if (values.from && columns.step[item] < Number(values.from)) return false;
   if (values.to && columns.step[item] > Number(values.to)) return false;

@@ -2,6 +2,12 @@
 
 No torch, no trl: [`ESPLTrainer`] uses this package beside the weight update, [`evolve`] without
 one.
+
+From a batch to a child prompt: `results.py` has the rewards of a batch, `population_evolution.py`
+is Algorithm 1 over the prompts of `population.py` and `selection.py`, `operators.py` (or
+`one_call.py`) writes the child with the messages of `templates.py`, the replies are read by
+`parsing.py` and applied by `system_prompt.py`, and `journal.py` records the attempt. `evolve.py` is
+the loop for a model whose weights are not trained, and `evolve_run.py` its step.
 """
 
 from .evolve import evolve

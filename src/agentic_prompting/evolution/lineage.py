@@ -107,8 +107,15 @@ def _build_lineage(
     window_positions = range(len(members))[-window:]
     nodes = []
     for position, (member, lane) in enumerate(zip(members, lanes(members), strict=True)):
-        in_window = position in window_positions
-        nodes.append(Node(member, lane, in_window, member is best, stories.get(position)))
+        nodes.append(
+            Node(
+                member=member,
+                lane=lane,
+                in_window=position in window_positions,
+                best=member is best,
+                story=stories.get(position),
+            )
+        )
     return Lineage(nodes, window, refused)
 
 

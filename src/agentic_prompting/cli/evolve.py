@@ -157,37 +157,10 @@ def evolve(arguments: Sequence[str]) -> int:
             raise ValueError(str(error)) from error
         raise
 
-    from ..evaluation.held_out_gain import describe_held_out_gain
-
     if options.json:
         print_json(_record(result, folder))
     elif result.steps:
-        # The best prompt, what each model has used, and the files.
-        prompt = result.best.text if result.best.text.strip() else "(it is empty)"
-        print_text(
-            f"\nthe best of {len(result.population.members)} prompts, by rating:\n{prompt}\n"
-        )
-        if result.attempts:
-            print_text(_describe_attempts(result.attempts))
-        held_out = _describe_held_out(result)
-        if held_out:
-            print_text(held_out)
-            gain = describe_held_out_gain(*_first_and_best(result))
-            if gain:
-                print_text(gain)
-        elif result.stopped and (options.held_out or options.eval_task):
-            print_text(
-                "held out: not measured, because the run stopped early; the same command with "
-                f"--steps {len(result.steps)} measures these prompts, under a higher limit if the "
-                "budget is spent"
-            )
-        for name, usage in result.usage.items():
-            print_text(f"{name}: {_describe_usage(usage)}")
-        total = sum(usage.cost_usd for usage in result.usage.values())
-        if total:
-            print_text(f"together: ${format_usd(total)}")
-        print_text(f"written to {folder}: system_prompt.txt, state.json")
-
+        _print_result(result, options)
     # Why the run stopped was logged by the evolution itself.
     if result.stopped and not result.is_without_answers:
         return 1
@@ -370,6 +343,29 @@ def _record(result: EvolveResult, folder: Path) -> dict[str, Any]:
     }
 
 
+def _print_result(result: EvolveResult, options: EvolveOptions) -> None:
+    """Print the best prompt, its held-out score, what each model has used, and the files."""
+    prompt = result.best.text if result.best.text.strip() else "(it is empty)"
+    print_text(f"\nthe best of {len(result.population.members)} prompts, by rating:\n{prompt}\n")
+    if result.attempts:
+        print_text(_describe_attempts(result.attempts))
+    held_out = _describe_held_out(result)
+    if held_out:
+        print_text(held_out)
+    elif result.stopped and (options.held_out or options.eval_task):
+        print_text(
+            "held out: not measured, because the run stopped early; the same command with "
+            f"--steps {len(result.steps)} measures these prompts, under a higher limit if the "
+            "budget is spent"
+        )
+    for name, usage in result.usage.items():
+        print_text(f"{name}: {_describe_usage(usage)}")
+    total = sum(usage.cost_usd for usage in result.usage.values())
+    if total:
+        print_text(f"together: ${format_usd(total)}")
+    print_text(f"written to {options.output_dir}: system_prompt.txt, state.json")
+
+
 def _first_and_best(result: EvolveResult) -> tuple[Member, Member]:
     """The members with the first prompt and with the best one."""
     members = result.population.members
@@ -398,10 +394,10 @@ def _describe_attempts(attempts: Mapping[str, int]) -> str:
 
 
 def _describe_held_out(result: EvolveResult) -> str:
-    """The mean reward of the first and of the best prompt on held-out rows; empty without such
-    rows.
+    """The mean reward of the first and of the best prompt on held-out rows, and their difference;
+    empty without such rows.
     """
-    from ..evaluation.held_out_gain import estimate_held_out
+    from ..evaluation.held_out_gain import describe_held_out_gain, estimate_held_out
 
     first, best = _first_and_best(result)
     first_score = estimate_held_out(first)
@@ -412,7 +408,10 @@ def _describe_held_out(result: EvolveResult) -> str:
         f"held out ({count_in_words(best_score.n, 'row')}): the first prompt "
         f"{_describe_score(first_score)}"
     )
-    return text if first is best else f"{text}, the best one {_describe_score(best_score)}"
+    if first is not best:
+        text += f", the best one {_describe_score(best_score)}"
+    gain = describe_held_out_gain(first, best)
+    return f"{text}\n{gain}" if gain else text
 
 
 def _describe_score(score: Estimate) -> str:

@@ -78,8 +78,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
                 self, ("initial_prompt", "free_text"), f"{self.population} brings its own prompts"
             )
         # Each LLM that takes part has to be named.
-        asks_large_llm = self.environment_name == "llm" and not self.has_own_environment
-        if asks_large_llm and not self.environment_model:
+        if self.asks_large_llm and not self.environment_model:
             raise MissingOption(
                 "name the large LLM that the policy may ask", "--environment_model NAME"
             )

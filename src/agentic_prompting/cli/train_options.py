@@ -116,6 +116,11 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
         """Whether the environment is the user's own."""
         return bool(self.tools or self.environment_factory or ":" in self.environment_name)
 
+    @property
+    def asks_large_llm(self) -> bool:
+        """Whether the environment is the large LLM."""
+        return self.environment_name == "llm" and not self.has_own_environment
+
     def check_environment(self, sandbox: bool) -> None:
         """Raise `ValueError` for options of the environment that are incompatible."""
         # A name without a colon has to be a shipped one.
@@ -143,8 +148,7 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
             self, ("n_test", "warm_start_steps"), "it is for the sandbox, which makes its own data"
         )
         self.check_rows()
-        asks_large_llm = self.environment_name == "llm" and not self.has_own_environment
-        if not asks_large_llm:
+        if not self.asks_large_llm:
             refuse_options(
                 self,
                 self.LARGE_LLM_OPTIONS,

@@ -78,13 +78,12 @@ class PromptR1Arguments(DataAndEnvironment):
                 "the facts of --real are looked up on this machine; leave it out",
             )
         # The large LLM has to be named, unless the run in the sandbox or with --real brings it.
-        asks_large_llm = self.environment_name == "llm" and not self.has_own_environment
-        if not asks_large_llm:
+        if not self.asks_large_llm:
             refuse_options(
                 self, ("replay_cache",), "it records the large LLM, which this run does not ask"
             )
         has_large_llm = self.environment_model or (self.sandbox and not self.environment_base_url)
-        if asks_large_llm and not has_large_llm and not self.real:
+        if self.asks_large_llm and not has_large_llm and not self.real:
             raise MissingOption(
                 "name the large LLM that the agent talks to",
                 "--environment_model NAME; or your own environment: --environment module:name",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
@@ -462,11 +462,6 @@ def read_columns(text: str | None) -> dict[str, str]:
     return columns
 
 
-def write_columns(columns: Mapping[str, str]) -> str:
-    """The text of `--columns` that [`read_columns`] reads."""
-    return ",".join(f"{name}={own_name}" for name, own_name in columns.items())
-
-
 @dataclass
 class AskedAgent(LargeLLM, Tracing):
     """A trained agent that is asked questions of clients, by `ask` and `serve`."""
@@ -509,6 +504,41 @@ class TaskRows:
         "Share of the rows for evaluation only, such as 0.3: the same rows in every command."
     )
 
+    def column_names(self) -> dict[str, str]:
+        """Our name for a column -> that of the file. Raises `ValueError` for another form."""
+        return read_columns(self.columns)
+
+    @property
+    def reads_whole_rows(self) -> bool:
+        """Whether the rows go to an agent program or an environment of the user's own."""
+        return ":" in (getattr(self, "environment", None) or "")
+
+    def check_rows(self) -> None:
+        """Raise `ValueError` for an option that would have no effect on the named rows."""
+        if self.dataset:
+            refuse_options(
+                self,
+                ("task_split",),
+                "the rows of --dataset have no splits; --held-out sets a share of them aside",
+            )
+
+    def add_trained_columns(self, run: str | Path) -> None:
+        """Take the columns of `--dataset` from the training of an agent, where `--columns` does not
+        name them.
+        """
+        trained_columns = read_trained_columns(run) if self.dataset else {}
+        if not trained_columns:
+            return
+        from ..data import is_user_data
+
+        # Anything else is refused where the rows are loaded.
+        if not is_user_data(self.dataset):
+            return
+        columns = self.read_file(str(self.dataset)).choose_columns(trained_columns)
+        if columns != self.column_names():
+            self.columns = ",".join(f"{name}={file_name}" for name, file_name in columns.items())
+            print(f"the columns of training are used: --columns {self.columns}", file=sys.stderr)
+
     def load(self, task: str, seed: int) -> Dataset:
         """The rows to learn from. Raises `ValueError`, in one line, if they cannot be loaded."""
         if self.held_out is None:
@@ -533,66 +563,6 @@ class TaskRows:
         _, held_out_rows = hold_out(self._load_rows(task, None, seed), self.held_out)
         return held_out_rows
 
-    def read_file(self, file: str) -> RowsFile:
-        """A file of the user's own rows, with the names of `--columns`. It is read once."""
-        from .rows_file import RowsFile
-
-        key = (file, self.columns)
-        if key not in self._files:
-            self._files[key] = RowsFile(file, self.column_names())
-        return self._files[key]
-
-    def add_file_columns(self, rows: Dataset) -> list[dict[str, Any]]:
-        """The rows with all columns of the file of `--dataset`: what agent programs are given."""
-        if not self.dataset:
-            return list(rows)
-        return self.read_file(self.dataset).join(rows)
-
-    def rows_for(self, environment: Environment | None, rows: Dataset) -> list[dict[str, Any]]:
-        """The rows that an environment is given. A program gets those that `train agent` gives it."""
-        if environment is not None and environment.plays_whole_episodes:
-            return self.add_file_columns(rows)
-        return list(rows)
-
-    def add_trained_columns(self, run: str | Path) -> None:
-        """Take the columns of `--dataset` from the training of an agent, where `--columns` does not
-        name them.
-        """
-        trained_columns = read_trained_columns(run) if self.dataset else {}
-        if not trained_columns:
-            return
-        from ..data import is_user_data
-
-        # Anything else is refused where the rows are loaded.
-        if not is_user_data(self.dataset):
-            return
-        columns = self.read_file(str(self.dataset)).choose_columns(trained_columns)
-        if columns != self.column_names():
-            self.columns = write_columns(columns)
-            print(f"the columns of training are used: --columns {self.columns}", file=sys.stderr)
-
-    def check_rows(self) -> None:
-        """Raise `ValueError` for an option that would have no effect on the named rows."""
-        if self.dataset:
-            refuse_options(
-                self,
-                ("task_split",),
-                "the rows of --dataset have no splits; --held-out sets a share of them aside",
-            )
-
-    @property
-    def reads_whole_rows(self) -> bool:
-        """Whether the rows go to an agent program or an environment of the user's own."""
-        return ":" in (getattr(self, "environment", None) or "")
-
-    def context_columns(self, source: str) -> list[str]:
-        """The columns of a file that a program or environment may read beside the question."""
-        from ..data import is_user_data
-
-        if not self.reads_whole_rows or not is_user_data(source):
-            return []
-        return self.read_file(source).context_columns()
-
     def _sample(self, rows: Dataset, seed: int, description: str) -> Dataset:
         """`--task-rows` of the rows, or all. Raises `ValueError` if there are fewer."""
         if self.task_rows is None:
@@ -600,15 +570,6 @@ class TaskRows:
         if self.task_rows > len(rows):
             raise ValueError(f"--task-rows {self.task_rows}: only {len(rows)} rows {description}")
         return rows.shuffle(seed).select(range(self.task_rows))
-
-    def column_names(self) -> dict[str, str]:
-        """Our name for a column -> that of the file. Raises `ValueError` for another form."""
-        return read_columns(self.columns)
-
-    @cached_property
-    def _files(self) -> dict[tuple[str, str | None], RowsFile]:
-        """The files that have been read, by name and `--columns`."""
-        return {}
 
     @cached_property
     def _loaded_rows(self) -> dict[tuple[Any, ...], Dataset]:
@@ -645,6 +606,40 @@ class TaskRows:
         except RuntimeError as error:
             # On one line, even if the message has several.
             raise ValueError(" ".join(str(error).split())) from error
+
+    @cached_property
+    def _files(self) -> dict[tuple[str, str | None], RowsFile]:
+        """The files that have been read, by name and `--columns`."""
+        return {}
+
+    def read_file(self, file: str) -> RowsFile:
+        """A file of the user's own rows, with the names of `--columns`. It is read once."""
+        from .rows_file import RowsFile
+
+        key = (file, self.columns)
+        if key not in self._files:
+            self._files[key] = RowsFile(file, self.column_names())
+        return self._files[key]
+
+    def context_columns(self, source: str) -> list[str]:
+        """The columns of a file that a program or environment may read beside the question."""
+        from ..data import is_user_data
+
+        if not self.reads_whole_rows or not is_user_data(source):
+            return []
+        return self.read_file(source).context_columns()
+
+    def add_file_columns(self, rows: Dataset) -> list[dict[str, Any]]:
+        """The rows with all columns of the file of `--dataset`: what agent programs are given."""
+        if not self.dataset:
+            return list(rows)
+        return self.read_file(self.dataset).join(rows)
+
+    def rows_for(self, environment: Environment | None, rows: Dataset) -> list[dict[str, Any]]:
+        """The rows that an environment is given. A program gets those that `train agent` gives it."""
+        if environment is not None and environment.plays_whole_episodes:
+            return self.add_file_columns(rows)
+        return list(rows)
 
 
 @dataclass

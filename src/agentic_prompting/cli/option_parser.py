@@ -91,7 +91,7 @@ class OptionParser(HfArgumentParser):
             elif not self.is_option(name):
                 raise ValueError(f"{file}: {self._describe_unknown(str(name), dashes='')}")
             else:
-                self._config_words += self._take_value(name, value, file)
+                self._take_value(name, value, file)
 
     def _check_repeated_lists(self, arguments: Sequence[str]) -> None:
         """Raise `ValueError` for an option with several values that is typed twice: only the last
@@ -109,28 +109,25 @@ class OptionParser(HfArgumentParser):
                     f"after one {option}, as in {option} A B"
                 )
 
-    def _take_value(self, name: str, value: Any, file: str) -> list[str]:
-        """The words of an option and its value from a YAML file.
-
-        A value without words is set as the default.
-        """
+    def _take_value(self, name: str, value: Any, file: str) -> None:
+        """Keep the value of an option from a YAML file: as words, or else as the default."""
         option = f"--{name}"
         action = self._option_string_actions[option]
         takes_list = action.nargs == "+"
-        is_list = isinstance(value, list)
         # Scalars and lists become words that argparse checks.
-        if is_list and value and takes_list:
-            return [option, *(str(item) for item in value)]
-        # Neither `null` nor an empty list has a form as words.
-        is_empty = value is None or (is_list and takes_list)
-        if not is_empty and not isinstance(value, Mapping | list):
+        if takes_list and isinstance(value, list) and value:
+            self._config_words += [option, *(str(item) for item in value)]
+            return
+        if value is not None and not isinstance(value, Mapping | list):
             # After `=` a value may begin with a dash.
-            return [f"{option}={value}"]
-        # transformers reads mappings and lists of lists from JSON, so they are texts to argparse.
+            self._config_words.append(f"{option}={value}")
+            return
+        # The others have no form as words: `null`, an empty list, and mappings and lists of lists,
+        # which transformers reads from JSON, so that they are texts to argparse.
+        is_empty = value is None or (takes_list and isinstance(value, list))
         if not is_empty and (action.type is not str or takes_list):
             raise ValueError(f"{file}: {name} is not an option for {str(value)[:60]}")
         self.set_defaults(**{name: value})
-        return []
 
     def hide_options(self, names: Collection[str]) -> None:
         """Leave options out of the help."""

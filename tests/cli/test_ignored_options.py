@@ -306,9 +306,11 @@ def test_train_refuses_unread_options(folder, method, words, option):
         script.check(args)
 
 
-@pytest.mark.parametrize(("method", "words"), [("prompt-r1", ["--sandbox"]), ("espl", [])])
+@pytest.mark.parametrize(
+    ("method", "words"), [("prompt-r1", ["--sandbox", "--model", "m"]), ("espl", ["--model=m"])]
+)
 def test_the_sandbox_takes_no_model(folder, method, words):
-    script, args, model = parse_method_options(method, [*words, "--model", "m", *OUT])
+    script, args, model = parse_method_options(method, [*words, *OUT])
     script.check(args)
     with ExitStack() as stack, pytest.raises(ValueError, match="--model-name-or-path"):
         script.build_trainer(args, model, stack)

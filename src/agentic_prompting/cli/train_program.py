@@ -8,6 +8,7 @@ laptop and on many GPUs; `agentic-prompting train` launches it with accelerate.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 import warnings
@@ -178,7 +179,8 @@ def parse_method_options(method: str, arguments: Sequence[str]) -> tuple[Any, An
         `ValueError`: An option does not exist, or its value is wrong.
     """
     config, words = _split_config(arguments)
-    words = ["--model_name_or_path" if word == "--model" else word for word in words]
+    # TRL's long name has a short one here.
+    words = [re.sub("^--model(?==|$)", "--model_name_or_path", word) for word in words]
     values = read_options(config) if config else {}
 
     # These warn of transformers' renamed arguments, which TRL still sets under the old names.

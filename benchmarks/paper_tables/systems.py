@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from agentic_prompting.cli.options import read_key
+from agentic_prompting.cli.client_settings import read_key
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.evaluation import (
     AgentSystem,

@@ -790,7 +790,7 @@ def test_without_a_hub_a_model_is_missed_at_once(
 
 def test_without_a_hub_data_are_missed_at_once(run, no_hub, tmp_path, monkeypatch):
     """Libraries do not try again; what is asked for first in `evaluate` is the key."""
-    from agentic_prompting.cli.options import TaskRows
+    from agentic_prompting.cli.task_rows import TaskRows
 
     asked = []
     monkeypatch.setattr("time.sleep", lambda seconds: asked.append(seconds))

@@ -13,8 +13,9 @@ from ..llm.numbers import count_in_words
 from .hub import check_agent, find_model
 from .loader import load_environment, load_object, load_part, make_untrained_spec
 from .option_parser import OptionParser
-from .options import JSON_HELP, ROW_OPTIONS, TaskRows, list_option, option, refuse_options
+from .options import JSON_HELP, list_option, option, refuse_options
 from .script import print_error
+from .task_rows import ROW_OPTIONS, TaskRows
 from .terminal import REQUEST_LABEL, print_answer, print_json, print_styled, print_turns
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from .options import (
     CALL_OPTIONS,
     JSON_HELP,
     LargeLLM,
-    TaskRows,
     Tracing,
     list_option,
     option,
@@ -35,6 +34,7 @@ from .options import (
     refuse_options,
 )
 from .script import INTERRUPTED, print_error
+from .task_rows import TaskRows
 from .terminal import print_json, print_table, print_text, show_progress
 
 if TYPE_CHECKING:

@@ -27,22 +27,21 @@ from ..llm.numbers import count_in_words, format_usd
 from ..llm.types import cost_in_words
 from ..records import atomic_write, only_writer
 from ..rollout import TagGrammar
+from .client_settings import client_help
 from .headroom_pointer import point_to_headroom
 from .loader import REWARDS, load_reward, register_selection
 from .option_parser import OptionParser
 from .options import (
     JSON_HELP,
     REFERENCE_OPTIONS,
-    ROW_OPTIONS,
-    HeldOutRows,
     ReferenceModel,
     Spending,
     Tracing,
-    client_help,
     option,
     refuse_options,
 )
 from .script import INTERRUPTED, print_error
+from .task_rows import ROW_OPTIONS, HeldOutRows
 from .terminal import print_json, print_text
 
 if TYPE_CHECKING:

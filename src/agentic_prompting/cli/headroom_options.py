@@ -7,17 +7,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .client_settings import client_help
 from .loader import SCORES, refuse_own_metrics
 from .options import (
     CALL_OPTIONS,
     JSON_HELP,
     REFERENCE_OPTIONS,
-    ROW_OPTIONS,
     LargeLLM,
     ReferenceModel,
-    TaskRows,
     Tracing,
-    client_help,
     list_option,
     option,
     refuse_all_but,
@@ -25,6 +23,7 @@ from .options import (
 )
 from .refine import ROLE_OPTIONS, RefineModels
 from .run_configuration import RunConfiguration
+from .task_rows import ROW_OPTIONS, TaskRows
 from .yaml_file import check_options_file
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..evaluation.headroom_figures import HEADROOM_FILE, HeadroomFigures
+from .client_settings import ClientSettings
 from .hub import find_model, probe_hub
 from .loader import load_environment
 from .option_parser import OptionParser
-from .options import JSON_HELP, ClientSettings, option, refuse_options
+from .options import JSON_HELP, option, refuse_options
 from .run_configuration import RunConfiguration
 from .terminal import print_json, show_progress
 from .yaml_file import check_options_file, read_options

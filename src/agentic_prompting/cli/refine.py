@@ -20,6 +20,7 @@ from ..refine.loop import RefineSettings
 from ..refine.refiner import PaperSetting
 from ..refine.templates import Unit
 from ..refine.types import RoleUsage
+from .client_settings import client_help
 from .hub import find_model
 from .loader import SCORES, load_score
 from .option_parser import OptionParser
@@ -27,15 +28,14 @@ from .options import (
     JSON_HELP,
     Recording,
     Spending,
-    TaskRows,
     Tracing,
-    client_help,
     option,
     read_columns,
     refuse_options,
 )
 from .rows_file import RowsFile, read_answers
 from .script import INTERRUPTED, print_error
+from .task_rows import TaskRows
 from .terminal import print_json, print_styled
 
 if TYPE_CHECKING:

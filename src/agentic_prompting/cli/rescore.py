@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..llm.numbers import count_in_words
 from .loader import REWARDS, load_reward
 from .option_parser import OptionParser
-from .options import JSON_HELP, TaskRows, list_option, option, refuse_options
+from .options import JSON_HELP, list_option, option, refuse_options
+from .task_rows import TaskRows
 from .terminal import print_json, print_text
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .client_settings import ClientSettings
 from .example_files import find_example
 from .option_parser import OptionParser
-from .options import ClientSettings, EnvironmentModel, ReferenceModel, Spending, option
+from .options import EnvironmentModel, ReferenceModel, Spending, option
 from .yaml_file import read_options
 
 if TYPE_CHECKING:

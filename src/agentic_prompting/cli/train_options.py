@@ -28,13 +28,12 @@ from .loader import (
 )
 from .options import (
     CALL_OPTIONS,
-    ROW_OPTIONS,
     EnvironmentModel,
-    HeldOutRows,
     MissingOption,
     option,
     refuse_options,
 )
+from .task_rows import ROW_OPTIONS, HeldOutRows
 
 # The shipped environments. With `none` the agent has no environment.
 ENVIRONMENTS = ("llm", "search", "none")

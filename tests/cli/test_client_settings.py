@@ -1,11 +1,8 @@
 """How each role's model is called, as options say."""
 
-from dataclasses import dataclass, field
-
 import pytest
 
-from agentic_prompting.cli.option_parser import OptionParser
-from agentic_prompting.cli.options import ClientSettings
+from agentic_prompting.cli.client_settings import ClientSettings
 from agentic_prompting.llm import OpenAIChat
 
 
@@ -63,22 +60,3 @@ def test_commands_refuse_wrong_settings(run, words, tmp_path, monkeypatch):
     rows = [] if words[0] == "ask" else ["--dataset", "rows.jsonl"]
     status, _, err = run(*words, *rows)
     assert status == 2 and err.count("\n") == 1, err
-
-
-def test_a_list_that_is_typed_twice_is_refused(tmp_path):
-    """Only the last one would count; that of a YAML file is replaced."""
-
-    @dataclass
-    class Options:
-        reward: list[str] = field(default_factory=list)
-        name: str = ""
-
-    parser = OptionParser("test", (Options,))
-    with pytest.raises(ValueError, match="--reward") as refused:
-        parser.parse(["--reward", "a", "--name", "x", "--reward=b"])
-    assert "2 times" in str(refused.value)
-    parser.set_config({"reward": ["a", "b"]}, "file.yaml")
-    assert parser.parse([])[0].reward == ["a", "b"]
-    assert parser.parse(["--reward", "c"])[0].reward == ["c"]
-    with pytest.raises(ValueError, match="--reward"):
-        parser.parse(["--reward", "c", "--reward", "d"])

@@ -68,10 +68,17 @@ def _library(folder: Path) -> list[Sequence[str]]:
 
 
 def _langgraph(folder: Path) -> Sequence[str]:
-    """A real model inside an agent that knows nothing of the training."""
-    record = _read(folder, "langgraph_agent")[-1]
+    """A real model inside an agent that knows nothing of the training.
+
+    Every seed by itself: one of them learned nothing, which a mean would hide.
+    """
+    records = _read(folder, "langgraph_agent")
+    before = mean(share(record["before"]["correct"]) for record in records)
+    after = [f"{share(record['after']['correct']):.3f}" for record in records]
+    scores = f"{before:.3f} → {', '.join(after)}: {len(records)} seeds"
+    minutes = _minutes(mean(record["seconds"] for record in records))
     task = "to look facts up, inside a LangGraph agent"
-    return _real_run(record, task, "`benchmarks/real/langgraph_agent.py`")
+    return (task, SMALL, minutes, scores, "`benchmarks/real/langgraph_agent.py`")
 
 
 def _calculator(folder: Path) -> Sequence[str]:

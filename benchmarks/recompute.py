@@ -340,6 +340,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "evolve_prompts.table": evolve_prompts.table,
     "large_llm.table": large_llm.table,
     "real_espl.table": espl_trainer.table,
+    "real_espl.modes": espl_trainer.compare_modes,
     "real_prorefine.table": real_prorefine.table,
     "conductor_coder.systems": real_conductor.systems_table,
     "conductor_coder.kinds": real_conductor.kinds_table,

@@ -200,6 +200,18 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     return markdown(("seed", "mode", *titles), rows)
 
 
+def compare_modes(records: Sequence[Mapping[str, Any]]) -> str:
+    """What joint training has more than weights alone, on the same questions, for each seed."""
+    right = {(record["seed"], record["mode"]): record["after"]["correct"] for record in records}
+    rows = []
+    for seed in sorted({record["seed"] for record in records}):
+        joint = right[seed, "joint"]
+        weights_score, difference = score_cells(right[seed, "weights alone"], joint)
+        joint_score, _ = score_cells(joint)
+        rows.append((seed, weights_score, joint_score, difference))
+    return markdown(("seed", "weights alone", "joint", "joint minus weights alone"), rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -226,6 +238,8 @@ def main() -> None:
                 records.add(measure(mode, seed, reflector, folder, options.tuning))
         print(json.dumps(records.read()))
     print(table(records.read()))
+    if not options.tuning:
+        print(compare_modes(records.read()))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,7 @@ Protocol, written before any run of the reported seed.
    nothing changed.
 6. Expected: the trained agent asks in at least .9 of the rollouts, exact match is at least .4 above
    the published model and above the warm start, both with an interval above 0, and no rollout
-   fails. Against us: any of these is missed. The figures are printed whatever they are. One seed
-   says nothing about other seeds.
+   fails. Against us: any of these is missed. The figures are printed whatever they are.
 """
 
 from __future__ import annotations

@@ -582,7 +582,7 @@ def test_evolve_through_endpoints(run, tmp_path):
         assert record["usage"]["policy"]["prompt_tokens"] > 0
         assert (tmp_path / "out" / "system_prompt.txt").read_text().startswith("Think.")
         status, out, _ = run("evolve", *arguments, "--steps", 2)
-        assert status == 3 and "step 1:" in out and "step 0:" not in out, "a stopped run goes on"
+        assert status == 3 and "step 2:" in out and "step 1:" not in out, "a stopped run goes on"
 
 
 def test_evolve_needs_models(run):

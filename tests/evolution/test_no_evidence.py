@@ -23,7 +23,7 @@ def test_a_deterministic_policy_is_told(caplog):
         for log in result.steps
     )
     assert [record.message for record in caplog.records if "evidence" in record.message] == [
-        f"no evidence at step 0: {result.steps[0].note}",
+        f"no evidence at step 1: {result.steps[0].note}",
         f"nothing was learned: no step had evidence; {result.steps[0].note}",
     ]
     untagged = ScriptedChat(lambda messages: random.choice(["a", "b"]))

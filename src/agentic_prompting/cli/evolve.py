@@ -425,7 +425,7 @@ def _print_step(log: StepLog) -> None:
     for prompt, value in zip(log.prompts, log.values, strict=True):
         if value is not None:
             values.append(f"{prompt}: {value:.2f}")
-    line = f"step {log.step}: prompt {', '.join(values)}"
+    line = f"step {log.step + 1}: prompt {', '.join(values)}"
     # Children that were born in the step.
     children = [
         str(operator["child"]) for operator in log.operators if operator["child"] is not None

@@ -186,7 +186,7 @@ def _run_steps(
         # Warn about the first step without evidence.
         notes = [earlier_log.note for earlier_log in logs if earlier_log.note]
         if log.note and len(notes) == 1:
-            logger.warning("no evidence at step %d: %s", log.step, log.note)
+            logger.warning("no evidence at step %d: %s", log.step + 1, log.note)
         if on_step is not None:
             on_step(log)
         # Without evidence the prompt stays as it is, so further steps would find no answer either.

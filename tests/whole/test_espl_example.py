@@ -195,10 +195,10 @@ def test_a_closed_model_in_the_sandbox_and_its_resume(warm, capsys):
     options = ["--sandbox", "--output_dir", warm, "--problems_per_step", 2, "--num_generations", 2]
     assert evolve(*options, "--steps", 2, "--eval_every", 2, "--eval_task_rows", 2) == 0
     first = capsys.readouterr().out
-    assert "step 1" in first and "; held out: " in first and "written to" in first
+    assert "step 2:" in first and "; held out: " in first and "written to" in first
     assert evolve(*options, "--steps", 3) == 0
     printed = capsys.readouterr().out
-    assert "step 2" in printed and "step 1:" not in printed, "it goes on where it was stopped"
+    assert "step 3:" in printed and "step 2:" not in printed, "it goes on where it was stopped"
 
 
 def test_a_closed_model_needs_models(tmp_path, capsys):

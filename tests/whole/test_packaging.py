@@ -313,7 +313,7 @@ def test_installed_into_an_empty_environment(installed, tmp_path):
     assert all(name in told for name in ("report", "serve", "evaluate", "refine"))
     page = (
         "from agentic_prompting.report.page import render_page;from agentic_prompting.evolution "
-        "import Population, SystemPrompt; assert 'showLineage' in render_page('t', '')"
+        "import Population, SystemPrompt; assert 'showEvolution' in render_page('t', '')"
     )
     ran(installed, "-c", page, cwd=tmp_path, env=clean())
 

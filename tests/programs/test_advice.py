@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import time
 
 import pytest
@@ -176,21 +177,31 @@ def test_each_message_of_long_histories_is_hashed_once(monkeypatch):
     ],
 )
 def test_rollouts_that_fail_where_the_policy_writes_little(failing, mistakes, warned, caplog):
-    number = itertools.count()
+    """Whatever the order of the replies: the number in a rollout's question says their length."""
+    numbers = itertools.count()
+
+    def length_of(number):
+        return (5, 30, 31, 32)[number % 4]
+
+    def fails(number):
+        if failing == "each third":
+            return number % 3 == 0
+        return (length_of(number) < 20) == (failing == "short")
 
     async def agent(row, say):
-        text = (await say([Q])).content
-        await say([{**Q, "content": "and then?"}])
-        if {"short": len(text) < 20, "long": len(text) > 20, "each third": next(number) % 3 == 0}[
-            failing
-        ]:
+        number = next(numbers)
+        question = {"role": "user", "content": f"question {number};"}
+        text = (await say([question])).content
+        await say([{"role": "user", "content": f"and then, after question {number};"}])
+        if fails(number):
             json.loads("")
         return text
 
-    lengths = itertools.cycle([5, 30, 31, 32])
-    play_program(
-        program_of(agent, mistakes=mistakes), lambda text, request: "x" * next(lengths), n=48
-    )
+    def answer(text, request):
+        number = int(re.search(r"question (\d+);", text)[1])
+        return "x" * length_of(number)
+
+    play_program(program_of(agent, mistakes=mistakes), answer, n=48)
     warnings = [text for text in warnings_in(caplog) if "wrote less" in text]
     assert len(warnings) == warned and all("mistakes=" in text for text in warnings)
 

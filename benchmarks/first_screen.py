@@ -70,12 +70,15 @@ def _library(folder: Path) -> list[Sequence[str]]:
 def _langgraph(folder: Path) -> Sequence[str]:
     """A real model inside an agent that knows nothing of the training.
 
-    Every seed by itself: one of them learned nothing, which a mean would hide.
+    Each seed by itself: one of them gained nothing, which a mean would hide.
     """
     records = _read(folder, "langgraph_agent")
     before = mean(share(record["before"]["correct"]) for record in records)
-    after = [f"{share(record['after']['correct']):.3f}" for record in records]
-    scores = f"{before:.3f} → {', '.join(after)}: {len(records)} seeds"
+    after = []
+    for record in records:
+        right = record["after"]["correct"]
+        after.append(_share(right.count("1"), len(right)))
+    scores = f"{before:.3f} → {', '.join(after)} on {len(records)} seeds"
     minutes = _minutes(mean(record["seconds"] for record in records))
     task = "to look facts up, inside a LangGraph agent"
     return (task, SMALL, minutes, scores, "`benchmarks/real/langgraph_agent.py`")

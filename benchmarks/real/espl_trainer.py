@@ -201,12 +201,17 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def compare_modes(records: Sequence[Mapping[str, Any]]) -> str:
-    """What joint training has more than weights alone, on the same questions, for each seed."""
+    """What joint training has more than weights alone, on the same questions, for each seed that
+    has both.
+    """
     right = {(record["seed"], record["mode"]): record["after"]["correct"] for record in records}
     rows = []
     for seed in sorted({record["seed"] for record in records}):
-        joint = right[seed, "joint"]
-        weights_score, difference = score_cells(right[seed, "weights alone"], joint)
+        weights_alone = right.get((seed, "weights alone"))
+        joint = right.get((seed, "joint"))
+        if weights_alone is None or joint is None:
+            continue
+        weights_score, difference = score_cells(weights_alone, joint)
         joint_score, _ = score_cells(joint)
         rows.append((seed, weights_score, joint_score, difference))
     return markdown(("seed", "weights alone", "joint", "joint minus weights alone"), rows)

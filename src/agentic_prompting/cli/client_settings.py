@@ -45,25 +45,30 @@ class ClientSettings:
         settings = cls(option)
         for pair in (text or "").split(","):
             name, _, value = pair.strip().partition("=")
-            try:
-                if name == "concurrency":
-                    settings.concurrency = int(value)
-                elif name == "rate":
-                    settings.rate = float(value)
-                elif name == "price":
-                    input_price, _, output_price = value.partition("/")
-                    settings.price = (float(input_price), float(output_price))
-            except ValueError:
-                raise ValueError(
-                    f"--{option} {name}={value}: expected {_EXPECTED_VALUES[name]}"
-                ) from None
             if name == "key":
                 settings.key_variable = value
-            elif name and name not in _EXPECTED_VALUES:
+            elif name in _EXPECTED_VALUES:
+                settings._set_number(name, value)
+            elif name:
                 raise ValueError(
                     f"--{option} has no setting {name!r}: they are concurrency, rate, price and key"
                 )
         return settings
+
+    def _set_number(self, name: str, value: str) -> None:
+        """Set one of the settings of `_EXPECTED_VALUES` from its text."""
+        try:
+            if name == "concurrency":
+                self.concurrency = int(value)
+            elif name == "rate":
+                self.rate = float(value)
+            else:
+                input_price, _, output_price = value.partition("/")
+                self.price = (float(input_price), float(output_price))
+        except ValueError:
+            raise ValueError(
+                f"--{self.option} {name}={value}: expected {_EXPECTED_VALUES[name]}"
+            ) from None
 
     def make_client(self, model: str | None, base_url: str | None, **arguments: Any) -> OpenAIChat:
         """A client with these settings and other arguments of [`OpenAIChat`].

@@ -1,4 +1,4 @@
-"""What a pilot run measured: means over its rollouts, and their intervals over its questions."""
+"""Means over the rollouts of a pilot run, with intervals over its questions."""
 
 from __future__ import annotations
 

@@ -76,3 +76,18 @@ def test_small_letters_count_where_they_are_accepted():
 )
 def test_numbers_of_lists_are_no_answers(reply, answer):
     assert integer_match(reply, [answer]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("Leo will be \\boxed{16} years old in 3 years.", "16"),
+        ("\\boxed{3 + 13 = 16}, which is 2 more than 14", "16"),
+        ("first \\boxed{7}, no: \\boxed{1,240.00} on day 5", "1240"),
+        ("1. \\boxed{4}\n2.", "4"),
+        ("\\boxed{sixteen}, that is 16", "16"),
+        ("<think>\\boxed{8}</think> Answer: 9", "9"),
+    ],
+)
+def test_a_box_has_the_integer(reply, answer):
+    assert integer_match(reply, [answer]) == 1.0

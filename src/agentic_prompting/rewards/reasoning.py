@@ -63,7 +63,9 @@ def integer_match(prediction: str, answers: Sequence[str]) -> float:
     """Return 1.0 if prediction and an accepted answer have the same [`parse_integer`], else 0.0.
 
     Unlike the released evaluation this ignores the model's thought and the numbers of lists and
-    steps: a reply that was cut off after "3." has not answered 3.
+    steps: a reply that was cut off after "3." has not answered 3. If the reply has a
+    `\\boxed{...}` with a digit, the integer is read in the last of them: many models end with
+    "Leo will be \\boxed{16} years old in 3 years".
 
     Args:
         prediction (`str`): The answer given, reasoning and all.
@@ -72,8 +74,13 @@ def integer_match(prediction: str, answers: Sequence[str]) -> float:
     Raises:
         `ValueError`: If there is no accepted answer, or a string is passed for the list.
     """
-    # The numbers of lists and steps are not answers.
-    predicted = parse_integer(_without_list_numbers(strip_thoughts(prediction)))
+    visible = strip_thoughts(prediction)
+    boxed = find_box(visible)
+    if boxed is not None and _last_token_with_digits(boxed):
+        predicted = parse_integer(boxed)
+    else:
+        # The numbers of lists and steps are not answers.
+        predicted = parse_integer(_without_list_numbers(visible))
     return float(any(predicted == parse_integer(answer) for answer in accepted_answers(answers)))
 
 

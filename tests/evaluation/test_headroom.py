@@ -204,6 +204,13 @@ def test_further_prompts_gain_more_where_prompts_differ():
     assert expect_further(alike, 40, rng(1)) == expect_further(alike, 40, rng(1))
 
 
+def test_a_gain_of_further_prompts_is_one_of_possible_scores():
+    """Few rows: the draws of the posterior go far beyond the range of the scores."""
+    scores = np.array([[0.0, 1.0, 1.0], [0.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
+    gain = expect_further(scores, 20, rng(1))
+    assert -1 <= gain.low <= gain.mean <= gain.high <= 1
+
+
 def test_a_router_gains_only_where_rows_want_different_prompts():
     def twice(chances):
         return tuple((rng(seed).random(chances.shape) < chances) * 1.0 for seed in (1, 2))

@@ -498,8 +498,10 @@ def expect_further(
     # The start prompt is not one of the draws: its mean varies by its own error only.
     start = means[0] + np.sqrt(error_draws) * rng.standard_normal(draws)
 
-    # The gain of the best further prompt; a score is at most 1.
-    gains = np.minimum(mu + s * expected_maximum(further), 1.0) - start
+    # The gain of the best further prompt. The draws may leave the range of the scores, the means
+    # that they stand for cannot.
+    best = np.clip(mu + s * expected_maximum(further), 0.0, 1.0)
+    gains = best - np.clip(start, 0.0, 1.0)
     low, high = np.quantile(gains, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
     return Estimate(float(gains.mean()), float(low), float(high), n)
 

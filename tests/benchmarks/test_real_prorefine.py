@@ -1,9 +1,13 @@
 """benchmarks/real/prorefine.py with scripted models in the place of the real one."""
 
+from dataclasses import replace
+from functools import partial
+
 from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.refine.templates import RolePrompts
-from agentic_prompting.sandbox.puzzles import COUNTING, puzzle_models
+from agentic_prompting.sandbox.puzzles import COUNTING, make_puzzles, puzzle_models
 from benchmarks.real import prorefine
+from benchmarks.real.word_problems import make_word_problems
 
 
 class AllRoles(ScriptedChat):
@@ -23,7 +27,9 @@ class AllRoles(ScriptedChat):
 
 
 def test_every_setting_is_scored_against_the_first_answers(monkeypatch):
-    monkeypatch.setattr(prorefine, "QUESTIONS", 12)
+    task = prorefine.TASKS[COUNTING]
+    fewer = replace(task, make_rows=partial(make_puzzles, 12, 31, (COUNTING,)))
+    monkeypatch.setitem(prorefine.TASKS, COUNTING, fewer)
     record = prorefine.measure(COUNTING, AllRoles())
     settings = record["settings"]
     assert set(settings) == set(prorefine.SETTINGS)
@@ -41,3 +47,15 @@ def test_every_setting_is_scored_against_the_first_answers(monkeypatch):
 
 def test_a_table_without_records_says_so():
     assert "recorded yet" in prorefine.table([])
+
+
+def test_word_problems_differ_and_have_the_answers_of_their_numbers():
+    rows = make_word_problems(64, 32)
+    assert rows == make_word_problems(64, 32)
+    questions = {row["question"] for row in rows}
+    assert len(questions) == 64 and not questions & {
+        row["question"] for row in make_word_problems(64, 1)
+    }
+    # Worked out by hand for the first of each story: 7 * (15 - 6) - 16, 465 - 14 * 6 - 23,
+    # 14 * (29 - 8) + 43, 3 * 11 - 3 + 13.
+    assert [row["answers"] for row in rows[:4]] == [["47"], ["358"], ["337"], ["43"]]

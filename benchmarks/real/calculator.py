@@ -36,7 +36,6 @@ tuning seeds 1 and 2; training was not tuned again. Seeds 994, 995 and 996. Expe
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import operator
@@ -48,7 +47,8 @@ from typing import Any
 
 from agentic_prompting.evaluation import paired_difference, wilson_interval
 from agentic_prompting.rewards import exact_match_reward
-from benchmarks.lab import RECORDS, Records, log, markdown, quiet
+from benchmarks.lab import log, markdown, quiet
+from benchmarks.real.run_options import open_records, protocol_parser
 from benchmarks.real.small_agent import by_question, imitate, load_published, train_adapter
 
 SEEDS = (994, 995, 996)
@@ -270,17 +270,12 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = protocol_parser(
+        __doc__, "runs/calculator", "calculator.jsonl.gz", tuning="seeds that are not reported"
     )
-    parser.add_argument("--json", action="store_true", help="run what has no record")
-    parser.add_argument("--tuning", action="store_true", help="seeds that are not reported")
     parser.add_argument("--seeds", type=int, nargs="*", help="some of the seeds")
-    parser.add_argument("--folder", type=Path, default=Path("runs/calculator"))
-    parser.add_argument("--records", type=Path, help="default: records/calculator.jsonl.gz")
     options = parser.parse_args()
-    default = (options.folder if options.tuning else RECORDS) / "calculator.jsonl.gz"
-    records = Records(options.records or default)
+    records = open_records(options)
     if options.json:
         quiet()
         seeds = options.seeds or (TUNING_SEEDS if options.tuning else SEEDS)

@@ -49,7 +49,6 @@ their questions go to the archive alone.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -68,7 +67,8 @@ from agentic_prompting.llm import Reply
 from agentic_prompting.rewards import exact_match
 from agentic_prompting.rollout import AgentSpec, AskGrammar, Limits, Rollout, Sample, Turn
 from agentic_prompting.sandbox.library import Fact, split_by_subject, town_facts
-from benchmarks.lab import RECORDS, Records, correct, log, markdown, model_folder, quiet
+from benchmarks.lab import correct, log, markdown, model_folder, quiet
+from benchmarks.real.run_options import open_records, protocol_parser
 from benchmarks.real.small_agent import imitate, load_published, score_cells, train_adapter
 
 SEEDS = (952,)
@@ -512,21 +512,14 @@ async def follow_plan(row: Mapping[str, Any], environment: Workers) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = protocol_parser(__doc__, "runs/real-conductor", "real_conductor.jsonl.gz")
     parser.add_argument("--world", action="store_true", help="measure the workers, train nothing")
-    parser.add_argument("--json", action="store_true", help="run what has no record")
-    parser.add_argument("--tuning", action="store_true", help="the seed that is not reported")
-    parser.add_argument("--folder", type=Path, default=Path("runs/real-conductor"))
-    parser.add_argument("--records", type=Path, help="default: records/real_conductor.jsonl.gz")
     options = parser.parse_args()
     if options.world:
         for seed in SEEDS:
             print_world(seed, make_world(seed))
         return
-    default = (options.folder if options.tuning else RECORDS) / "real_conductor.jsonl.gz"
-    records = Records(options.records or default)
+    records = open_records(options)
     if options.json:
         quiet()
         seeds = TUNING_SEEDS if options.tuning else SEEDS

@@ -30,15 +30,13 @@ Protocol, written before the run of the reported seed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 from agentic_prompting import OpenAIChat, Worker
 from agentic_prompting.sandbox.library import Fact, split_by_subject, town_facts
-from benchmarks.lab import RECORDS, Records, quiet
+from benchmarks.lab import quiet
 from benchmarks.real.conductor import (
     HELD_OUT,
     Archive,
@@ -51,6 +49,7 @@ from benchmarks.real.conductor import (
     print_world,
 )
 from benchmarks.real.elements import element_facts
+from benchmarks.real.run_options import open_records, protocol_parser
 from benchmarks.real.small_agent import connect
 
 SEEDS = (953,)
@@ -134,19 +133,12 @@ def make_world(seed: int, chat: OpenAIChat) -> World:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = protocol_parser(__doc__, "runs/real-conductor-coder", "conductor_coder.jsonl.gz")
     parser.add_argument("--base-url", help="the address of the large LLM")
     parser.add_argument("--llm", default="large LLM", help="its name")
     parser.add_argument("--world", action="store_true", help="measure the workers, train nothing")
-    parser.add_argument("--json", action="store_true", help="run what has no record")
-    parser.add_argument("--tuning", action="store_true", help="the seed that is not reported")
-    parser.add_argument("--folder", type=Path, default=Path("runs/real-conductor-coder"))
-    parser.add_argument("--records", type=Path, help="default: records/conductor_coder.jsonl.gz")
     options = parser.parse_args()
-    default = (options.folder if options.tuning else RECORDS) / "conductor_coder.jsonl.gz"
-    records = Records(options.records or default)
+    records = open_records(options)
     if options.base_url:
         quiet()
         seeds = TUNING_SEEDS if options.tuning else SEEDS

@@ -37,7 +37,6 @@ answers in form, right by chance (.25), 16 steps of weights alone left the rewar
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -47,7 +46,8 @@ from typing import Any
 from agentic_prompting import OpenAIChat, PromptAgent
 from agentic_prompting.rollout import AgentSpec, Limits
 from agentic_prompting.sandbox.library import Library, brief_answer_reward, country_facts
-from benchmarks.lab import RECORDS, Records, correct, log, markdown, quiet, share
+from benchmarks.lab import correct, log, markdown, quiet, share
+from benchmarks.real.run_options import open_records, protocol_parser
 from benchmarks.real.small_agent import connect, score_cells, train_adapter
 
 SEEDS = (1011, 1012, 1013)
@@ -218,18 +218,11 @@ def compare_modes(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = protocol_parser(__doc__, "runs/espl-trainer", "real_espl.jsonl.gz")
     parser.add_argument("--reflector-url", help="the address of the model that reflects")
     parser.add_argument("--reflector", default="qwen2.5-coder-1.5b", help="its name")
-    parser.add_argument("--json", action="store_true", help="run what has no record")
-    parser.add_argument("--tuning", action="store_true", help="the seed that is not reported")
-    parser.add_argument("--folder", type=Path, default=Path("runs/espl-trainer"))
-    parser.add_argument("--records", type=Path, help="default: records/real_espl.jsonl.gz")
     options = parser.parse_args()
-    default = (options.folder if options.tuning else RECORDS) / "real_espl.jsonl.gz"
-    records = Records(options.records or default)
+    records = open_records(options)
     if options.json:
         if not options.reflector_url:
             parser.error("--json needs --reflector-url")

@@ -34,7 +34,6 @@ Protocol, written before any run of the reported seed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +51,8 @@ from agentic_prompting.sandbox.library import (
     town_facts,
     uneven_demonstrations,
 )
-from benchmarks.lab import RECORDS, Records, correct, log, markdown, model_folder, quiet, share
+from benchmarks.lab import correct, log, markdown, model_folder, quiet, share
+from benchmarks.real.run_options import open_records, protocol_parser
 from benchmarks.real.small_agent import imitate, load_published, score_cells, train_adapter
 
 SEEDS = (957, 963, 964)
@@ -200,16 +200,11 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = protocol_parser(
+        __doc__, "runs/langgraph", "langgraph_agent.jsonl.gz", tuning="two steps on countries"
     )
-    parser.add_argument("--json", action="store_true", help="run what has no record")
-    parser.add_argument("--tuning", action="store_true", help="two steps on countries")
-    parser.add_argument("--folder", type=Path, default=Path("runs/langgraph"))
-    parser.add_argument("--records", type=Path, help="default: records/langgraph_agent.jsonl.gz")
     options = parser.parse_args()
-    default = (options.folder if options.tuning else RECORDS) / "langgraph_agent.jsonl.gz"
-    records = Records(options.records or default)
+    records = open_records(options)
     if options.json:
         quiet()
         seeds = TUNING_SEEDS if options.tuning else SEEDS

@@ -42,7 +42,6 @@ Protocol, written before the run of the reported seed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
@@ -63,8 +62,9 @@ from agentic_prompting.sandbox.library import (
     split_by_subject,
     uneven_demonstrations,
 )
-from benchmarks.lab import RECORDS, Records, correct, log, markdown, model_folder, quiet, share
+from benchmarks.lab import correct, log, markdown, model_folder, quiet, share
 from benchmarks.real.elements import draw_questions, element_facts
+from benchmarks.real.run_options import open_records, protocol_parser
 from benchmarks.real.small_agent import connect, imitate, load_published, score_cells, train_adapter
 
 SEEDS = (955, 961, 962)
@@ -265,18 +265,11 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = protocol_parser(__doc__, "runs/large-llm", "large_llm.jsonl.gz")
     parser.add_argument("--base-url", help="the address of the large LLM")
     parser.add_argument("--llm", default="large LLM", help="its name")
-    parser.add_argument("--json", action="store_true", help="run what has no record")
-    parser.add_argument("--tuning", action="store_true", help="the seed that is not reported")
-    parser.add_argument("--folder", type=Path, default=Path("runs/large-llm"))
-    parser.add_argument("--records", type=Path, help="default: records/large_llm.jsonl.gz")
     options = parser.parse_args()
-    default = (options.folder if options.tuning else RECORDS) / "large_llm.jsonl.gz"
-    records = Records(options.records or default)
+    records = open_records(options)
     if not options.base_url:
         print(table(records.read()))
         return

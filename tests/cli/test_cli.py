@@ -794,7 +794,7 @@ def test_without_a_hub_data_are_missed_at_once(run, no_hub, tmp_path, monkeypatc
 
     asked = []
     monkeypatch.setattr("time.sleep", lambda seconds: asked.append(seconds))
-    with pytest.raises(ValueError, match="gsm8k, split 'train': no source could be loaded"):
+    with pytest.raises(ValueError, match="gsm8k.*'train'"):
         TaskRows().load("gsm8k", 0)
     assert not asked
     config = tmp_path / "table.yaml"

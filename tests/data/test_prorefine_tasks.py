@@ -154,9 +154,7 @@ def test_another_order_is_noticed(tmp_path):
     whole = json.loads(FILES["bbh_object_counting"].read_text())
     random.Random(1).shuffle(whole["examples"])
     (tmp_path / "object_counting.json").write_text(json.dumps(whole))
-    with pytest.raises(
-        ValueError, match="has its rows in another order: split 'test' should begin"
-    ):
+    with pytest.raises(ValueError, match="order.*'test'"):
         load_task("bbh_object_counting", "test", data_files=tmp_path / "object_counting.json")
 
 

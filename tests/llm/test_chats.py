@@ -269,9 +269,7 @@ def test_function_without_a_parameter_is_refused():
     def forgot():
         return "ok"
 
-    with pytest.raises(
-        TypeError, match=r"forgot takes no messages: a chat model is a function of the messages"
-    ):
+    with pytest.raises(TypeError, match="forgot.*messages"):
         as_chat(forgot)
     with pytest.raises(TypeError, match="forgot takes no messages"):
         LLMEnvironment(forgot)

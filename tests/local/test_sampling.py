@@ -478,9 +478,7 @@ def test_without_any_end_token():
     tokenizer.eos_token = None
     model = small_model(tokenizer)
     model.generation_config.eos_token_id = None
-    with pytest.raises(
-        ValueError, match="no end-of-turn token: set tokenizer.eos_token or pass end_of_turn_ids"
-    ):
+    with pytest.raises(ValueError, match="tokenizer.eos_token.*end_of_turn_ids"):
         Sampler(model, tokenizer)
 
 

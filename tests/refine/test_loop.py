@@ -392,9 +392,7 @@ def test_settings_that_make_no_sense(options, message):
 
 
 def test_models_that_are_none():
-    with pytest.raises(
-        TypeError, match="the optimizer model must be a chat model or a function .* got 'gpt-4o'"
-    ):
+    with pytest.raises(TypeError, match="optimizer.*'gpt-4o'"):
         ProRefiner(**{**models(Log()), "optimizer": "gpt-4o"})
 
     def forgot():
@@ -402,7 +400,7 @@ def test_models_that_are_none():
 
     with pytest.raises(TypeError, match="the feedback model: forgot takes no messages"):
         ProRefiner(**{**models(Log()), "feedback": forgot})
-    with pytest.raises(TypeError, match="verifier must be None, a ChatModel or callable"):
+    with pytest.raises(TypeError, match="verifier.*ChatModel"):
         ProRefiner(**models(Log()), verifier="gpt-4o")
 
 

@@ -530,7 +530,7 @@ def test_a_reference_that_can_never_answer_stops_training(tiny_policy, rows, tmp
     )
     with pytest.raises(
         TrainingStopped,
-        match="at step 1: the reference LLM failed with a fatal error, Misconfigured",
+        match="step 1.*Misconfigured",
     ):
         trainer.train()
     saved = json.loads((tmp_path / "checkpoint-1" / "population.json").read_text())
@@ -633,9 +633,7 @@ def test_what_the_reference_spends_is_the_jobs(tiny_policy, rows, tmp_path):
             return trainer
 
     with MisbehavingServer(say=lambda request: Reference()._say(request["messages"])) as server:
-        with pytest.raises(
-            TrainingStopped, match="reference LLM failed .*BudgetExceeded: 45 of the budget of 40"
-        ) as it:
+        with pytest.raises(TrainingStopped, match="reference LLM.*BudgetExceeded.*45.*40") as it:
             run(40)
         assert "Spent so far: reference $45.0000 (45 tokens)" in str(it.value)
         assert len(server.requests) == 3 and list(tmp_path.glob("checkpoint-*"))
@@ -885,9 +883,7 @@ def test_a_template_without_a_place_for_the_evolved_prompt_is_refused_before_tra
             processing_class=tokenizer,
         )
 
-    with pytest.raises(
-        ValueError, match=r"system messages \(no system role\): set prompt_place='user'"
-    ):
+    with pytest.raises(ValueError, match="system.*prompt_place='user'"):
         trainer()
     for changes in ({"prompt_place": "user"}, {"mode": "rl"}):
         trainer(**changes)

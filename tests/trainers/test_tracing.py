@@ -136,5 +136,5 @@ def test_without_traces_the_trainer_makes_none(tiny_policy, tmp_path, rows):
 
 
 def test_contents_without_traces_are_refused():
-    with pytest.raises(ValueError, match="trace_content would be ignored: set traces=True as well"):
+    with pytest.raises(ValueError, match="trace_content.*traces=True"):
         PromptR1Config("x", trace_content=True, use_cpu=True, bf16=False)

@@ -79,7 +79,5 @@ def test_trained_with_masks_over_several_turns(tiny_policy, rows, tmp_path, name
 
 
 def test_trls_own_limit_of_calls_is_refused():
-    with pytest.raises(
-        ValueError, match=r"max_tool_calling_iterations=3 belongs to TRL's own loop.*set max_turns"
-    ):
+    with pytest.raises(ValueError, match="max_tool_calling_iterations=3.*max_turns"):
         MultiTurnGRPOConfig("x", max_tool_calling_iterations=3, use_cpu=True, bf16=False)

@@ -436,9 +436,7 @@ def test_a_hub_id_that_nobody_has(cache, tmp_path):
         ("me/agent", "v9"),
         (str(tmp_path / "no" / "such"), None),
     ):
-        with pytest.raises(
-            FileNotFoundError, match="neither a local folder nor a model on the Hub"
-        ) as told:
+        with pytest.raises(FileNotFoundError, match="local folder.*Hub") as told:
             PromptAgent.from_pretrained(name, revision=revision, cache_dir=cache, token=SECRET)
         assert name in str(told.value) and SECRET not in str(told.value)
 

@@ -381,7 +381,7 @@ def test_each_process_needs_whole_groups(tiny_policy, rows, tmp_path):
         steps_per_generation=2,
     )
     trainer.args.per_device_train_batch_size = 1  # as with two processes
-    with pytest.raises(ValueError, match="per_device_train_batch_size .* a multiple of 4"):
+    with pytest.raises(ValueError, match="per_device_train_batch_size.*4"):
         trainer.train()
 
 
@@ -398,9 +398,7 @@ def test_a_policy_without_log_probabilities_is_an_error(tiny_policy, rows, tmp_p
     trainer.policy = BatchEngine(
         lambda requests: [Sample([5]) for _ in requests], on_callers_thread=True
     )
-    with pytest.raises(
-        ValueError, match="async_lead > 0 needs a policy that gives the log-probability"
-    ):
+    with pytest.raises(ValueError, match="async_lead.*log-probability"):
         trainer.train()
 
 

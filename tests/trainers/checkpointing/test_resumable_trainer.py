@@ -301,9 +301,7 @@ def test_overwrite_keeps_the_old_run_beside_the_new_one(tiny_policy, rows, tmp_p
         )
         assert len(list(read_rollouts(tmp_path / name / "rollouts"))) == 4
     assert (folder / "replies.sqlite").read_text() == "paid for"
-    with pytest.raises(
-        ValueError, match="overwrite would move .*checkpoint-1 away, the model to train"
-    ):
+    with pytest.raises(ValueError, match="overwrite.*checkpoint-1"):
         build(folder / "checkpoint-1", folder, rows, overwrite=True)
     assert folders(folder) == ["checkpoint-1"]
 
@@ -518,6 +516,6 @@ def test_a_state_that_no_checkpoint_could_be_read_with_is_an_error_at_the_start(
 
     environment = Keeps()
     environment.step = lambda rollout: Observation("Kenya")
-    with pytest.raises(ValueError, match=r"state_dict\(\) of environment must be plain data"):
+    with pytest.raises(ValueError, match=r"state_dict\(\).*environment"):
         build(tiny_policy, tmp_path, rows, environment).train()
     assert not list(tmp_path.iterdir())

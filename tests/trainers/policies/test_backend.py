@@ -177,7 +177,7 @@ def test_a_collective_tells_of_a_failure(monkeypatch):
     Others(monkeypatch, "KeyError: 'planted'")
     policy = CollectivePolicy(None, [0])
     with (
-        pytest.raises(PeerFailed, match="process 1 of 2 failed in its rollouts: KeyError"),
+        pytest.raises(PeerFailed, match="process 1 of 2.*KeyError"),
         policy.session(),
     ):
         run_with_engine(policy, gather([policy(SampleRequest([1], 1, seed=0))]))

@@ -143,7 +143,7 @@ def _options_of_program(program: str, is_module: bool) -> frozenset[str]:
     """
     path = ROOT / (program.replace(".", "/") + ".py" if is_module else program)
     is_ours = path.is_file()
-    if is_ours and not re.search(r"Parser|import main|argv", path.read_text(encoding="utf-8")):
+    if is_ours and not re.search(r"[Pp]arser|import main|argv", path.read_text(encoding="utf-8")):
         return frozenset()  # takes no options, and would run
     help_text = _printed(program, is_module, "--help")
     assert "--help" in help_text, f"{program} ran instead of printing its help"

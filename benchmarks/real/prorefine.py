@@ -57,12 +57,11 @@ from agentic_prompting import OpenAIChat
 from agentic_prompting.evaluation import paired_difference
 from agentic_prompting.refine import START_PROMPTS, LabelVerifier, ProRefiner, RefinementResult
 from agentic_prompting.rewards import integer_match
+from agentic_prompting.rewards.reasoning import Scorer
 from agentic_prompting.sandbox.puzzles import COUNTING, SORTING, make_puzzles, score_puzzle
 from benchmarks.lab import RECORDS, Records, log, markdown
 from benchmarks.real.small_agent import by_question, connect, score_cells
 from benchmarks.real.word_problems import make_word_problems
-
-Scorer = Callable[[str, Sequence[str]], float]
 
 SETTINGS = {
     "none": "no refinement",
@@ -85,25 +84,22 @@ class Task:
     """Most tokens of a feedback and of a new prompt."""
 
 
-PUZZLE_LIMITS = {"tokens_per_step": 64, "max_steps": 4, "final_max_tokens": 384}
+def puzzle_task(kind: str, title: str) -> Task:
+    """The task of a kind of puzzles, as the first protocol has it."""
+    return Task(
+        title=title,
+        start_prompt=START_PROMPTS[kind],
+        make_rows=partial(make_puzzles, 32, 31, (kind,)),
+        scorer=score_puzzle,
+        limits={"tokens_per_step": 64, "max_steps": 4, "final_max_tokens": 384},
+        edit_tokens=256,
+    )
+
+
 WORD_PROBLEMS = "word_problems"
 TASKS = {
-    COUNTING: Task(
-        title="object counting",
-        start_prompt=START_PROMPTS[COUNTING],
-        make_rows=partial(make_puzzles, 32, 31, (COUNTING,)),
-        scorer=score_puzzle,
-        limits=PUZZLE_LIMITS,
-        edit_tokens=256,
-    ),
-    SORTING: Task(
-        title="word sorting",
-        start_prompt=START_PROMPTS[SORTING],
-        make_rows=partial(make_puzzles, 32, 31, (SORTING,)),
-        scorer=score_puzzle,
-        limits=PUZZLE_LIMITS,
-        edit_tokens=256,
-    ),
+    COUNTING: puzzle_task(COUNTING, "object counting"),
+    SORTING: puzzle_task(SORTING, "word sorting"),
     WORD_PROBLEMS: Task(
         title="word problems",
         start_prompt=START_PROMPTS["gsm8k_dspy"],

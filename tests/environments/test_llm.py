@@ -227,7 +227,7 @@ def test_wide_characters_are_counted_as_characters(cluster, limit):
 
 @pytest.mark.parametrize("limit", [0, 1, len(CUT_MARK), -5])
 def test_room_for_the_mark_alone_is_too_little(limit):
-    with pytest.raises(ValueError, match=f"max_reply_chars.*{len(CUT_MARK)}.*{limit}"):
+    with pytest.raises(ValueError, match=f"max_reply_chars.*{len(CUT_MARK)}.*got {limit}"):
         LLMEnvironment(ScriptedChat(["ok"]), max_reply_chars=limit)
 
 

@@ -95,7 +95,7 @@ def test_a_rollout_worker_under_failures(tiny_policy, rows):
     samples, _ = taken(worker, 20)
     assert {sample["metrics"]["reward"] for sample in samples} <= {0.0, 1.0}
     environment.down = True
-    with pytest.raises(TrainingStopped, match="ServerFailed.*down"):
+    with pytest.raises(TrainingStopped, match="recent rollouts.*ServerFailed.*down"):
         taken(worker, 10_000)
     broken = worker_on(tiny_policy, rows, Counts())
     broken.policy = None

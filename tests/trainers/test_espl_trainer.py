@@ -530,7 +530,7 @@ def test_a_reference_that_can_never_answer_stops_training(tiny_policy, rows, tmp
     )
     with pytest.raises(
         TrainingStopped,
-        match="step 1.*Misconfigured",
+        match="step 1.*reference LLM.*Misconfigured",
     ):
         trainer.train()
     saved = json.loads((tmp_path / "checkpoint-1" / "population.json").read_text())

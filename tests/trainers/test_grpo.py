@@ -264,7 +264,7 @@ def test_a_book_that_cannot_be_read_costs_no_checkpoint(tiny_policy, rows, tmp_p
     trainer.spending.by_account = unreadable
     with pytest.raises(
         TrainingStopped,
-        match="key.*spending.*malformed.*checkpoint",
+        match="key was rejected.*spending.*unknown.*malformed.*checkpoint is in",
     ) as raised:
         trainer.train()
     assert "\n" not in str(raised.value) and (tmp_path / "checkpoint-0" / "optimizer.pt").exists()
@@ -282,7 +282,7 @@ def test_a_checkpoint_that_cannot_be_saved_is_said_with_the_reason_to_stop(
         raise OSError(28, "No space left on device")
 
     trainer._save_optimizer_and_scheduler = full
-    with pytest.raises(TrainingStopped, match="key.*checkpoint.*No space left"):
+    with pytest.raises(TrainingStopped, match="key was rejected.*no checkpoint.*No space left"):
         trainer.train()
 
 

@@ -381,7 +381,7 @@ def test_each_process_needs_whole_groups(tiny_policy, rows, tmp_path):
         steps_per_generation=2,
     )
     trainer.args.per_device_train_batch_size = 1  # as with two processes
-    with pytest.raises(ValueError, match="per_device_train_batch_size.*4"):
+    with pytest.raises(ValueError, match="per_device_train_batch_size.*multiple of 4"):
         trainer.train()
 
 

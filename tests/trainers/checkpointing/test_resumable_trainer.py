@@ -301,7 +301,7 @@ def test_overwrite_keeps_the_old_run_beside_the_new_one(tiny_policy, rows, tmp_p
         )
         assert len(list(read_rollouts(tmp_path / name / "rollouts"))) == 4
     assert (folder / "replies.sqlite").read_text() == "paid for"
-    with pytest.raises(ValueError, match="overwrite.*checkpoint-1"):
+    with pytest.raises(ValueError, match="overwrite.*checkpoint-1.*model"):
         build(folder / "checkpoint-1", folder, rows, overwrite=True)
     assert folders(folder) == ["checkpoint-1"]
 
